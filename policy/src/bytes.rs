@@ -134,7 +134,10 @@ impl<'de> Visitor<'de> for ByteStringVisitor {
         if key != "base64" || map.next_key::<String>()?.is_some() {
             return Err(de::Error::custom("expected exactly the key `base64`"));
         }
-        STANDARD.decode(value).map(ByteString).map_err(|error| de::Error::custom(format!("invalid base64: {error}")))
+        STANDARD
+            .decode(value)
+            .map(ByteString)
+            .map_err(|error| de::Error::custom(format!("invalid base64: {error}")))
     }
 }
 
@@ -154,7 +157,13 @@ mod tests {
 
     #[test]
     fn another_key_or_bad_base64_is_refused() {
-        for json in [r#"{"b64":"aa"}"#, r#"{"base64":"*"}"#, r#"{"base64":"/2E=","x":"y"}"#, "{}", "3"] {
+        for json in [
+            r#"{"b64":"aa"}"#,
+            r#"{"base64":"*"}"#,
+            r#"{"base64":"/2E=","x":"y"}"#,
+            "{}",
+            "3",
+        ] {
             assert!(serde_json::from_str::<ByteString>(json).is_err(), "{json}");
         }
     }

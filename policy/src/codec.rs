@@ -99,7 +99,10 @@ mod tests {
     #[test]
     fn a_kind_of_a_newer_peer_is_told_apart_from_garbage() {
         let bytes = to_binary(&Newer::Three).unwrap();
-        assert_eq!(from_binary::<older::Newer>(&bytes), Err(CodecError::UnknownKind("2".into())));
+        assert_eq!(
+            from_binary::<older::Newer>(&bytes),
+            Err(CodecError::UnknownKind("2".into()))
+        );
         assert!(matches!(from_binary::<Newer>(&[]), Err(CodecError::Malformed(_))));
     }
 

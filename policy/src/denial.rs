@@ -120,7 +120,10 @@ impl Operation {
     /// Whether this is about the network or sockets rather than files.
     #[must_use]
     pub const fn is_network(self) -> bool {
-        matches!(self, Self::ConnectUnix | Self::Connect | Self::Bind | Self::CreateSocket)
+        matches!(
+            self,
+            Self::ConnectUnix | Self::Connect | Self::Bind | Self::CreateSocket
+        )
     }
 }
 
@@ -230,7 +233,16 @@ impl DenialFact {
 
 /// A path on one line: control characters would let a file name write on a terminal.
 fn printable(path: &ByteString) -> String {
-    path.display().chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+    path.display()
+        .chars()
+        .flat_map(|c| {
+            if c.is_control() {
+                c.escape_default().collect::<Vec<_>>()
+            } else {
+                vec![c]
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]

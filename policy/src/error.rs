@@ -47,7 +47,10 @@ impl ExecError {
     /// A failure of `code` that says `message`.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self {
+            code,
+            message: message.into(),
+        }
     }
 
     /// The contract's refusal to run unconfined: fixed first sentence, then what is missing and what to do, then the helper's own failure.

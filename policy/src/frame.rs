@@ -16,7 +16,12 @@ pub fn encode(payload: &[u8]) -> Result<Vec<u8>, CodecError> {
     let length = u32::try_from(payload.len())
         .ok()
         .filter(|_| payload.len() <= FRAME_LIMIT)
-        .ok_or_else(|| CodecError::Encode(format!("{} bytes exceed the frame limit of {FRAME_LIMIT}", payload.len())))?;
+        .ok_or_else(|| {
+            CodecError::Encode(format!(
+                "{} bytes exceed the frame limit of {FRAME_LIMIT}",
+                payload.len()
+            ))
+        })?;
     let mut frame = Vec::with_capacity(HEADER + payload.len());
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(payload);
@@ -35,7 +40,11 @@ impl Decoder {
     /// A decoder that refuses payloads over `limit` bytes before storing them.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self { buffer: Vec::new(), taken: 0, limit: limit.min(FRAME_LIMIT) }
+        Self {
+            buffer: Vec::new(),
+            taken: 0,
+            limit: limit.min(FRAME_LIMIT),
+        }
     }
 
     /// Changes the limit, once the hello is complete.
@@ -58,12 +67,19 @@ impl Decoder {
     /// [`CodecError::Malformed`] when a length exceeds the limit; the connection cannot be used any further.
     pub fn next_payload(&mut self) -> Result<Option<Vec<u8>>, CodecError> {
         let rest = &self.buffer[self.taken..];
-        let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
+        let Some(header) = rest.first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
         let length = u32::from_le_bytes(*header) as usize;
         if length > self.limit {
-            return Err(CodecError::Malformed(format!("a frame of {length} bytes exceeds the limit of {}", self.limit)));
+            return Err(CodecError::Malformed(format!(
+                "a frame of {length} bytes exceeds the limit of {}",
+                self.limit
+            )));
         }
-        let Some(payload) = rest.get(HEADER..HEADER + length) else { return Ok(None) };
+        let Some(payload) = rest.get(HEADER..HEADER + length) else {
+            return Ok(None);
+        };
         let payload = payload.to_vec();
         self.taken += HEADER + length;
         if self.taken == self.buffer.len() {

@@ -1,7 +1,5 @@
 //! The axes of confinement: how wide file effects may be, what the network may reach, how `/tmp` is shared, which tier enforces.
 
-
-
 /// Defines an enum whose text form is the same in JSON, in TOML, on the command line and in messages.
 macro_rules! named_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
@@ -175,7 +173,9 @@ mod tests {
     #[test]
     fn the_order_of_width_is_the_contract_s() {
         use SandboxMode::{DangerFullAccess, ReadOnly, WorkspaceWrite};
-        assert!(WorkspaceWrite.is_strictly_wider_than(ReadOnly) && DangerFullAccess.is_strictly_wider_than(WorkspaceWrite));
+        assert!(
+            WorkspaceWrite.is_strictly_wider_than(ReadOnly) && DangerFullAccess.is_strictly_wider_than(WorkspaceWrite)
+        );
         assert!(!ReadOnly.is_strictly_wider_than(ReadOnly));
     }
 
@@ -186,6 +186,9 @@ mod tests {
             assert_eq!(serde_json::to_string(mode).unwrap(), format!("\"{mode}\""));
         }
         let error = "wide".parse::<SandboxMode>().unwrap_err();
-        assert_eq!(error.to_string(), "`wide` is not one of: read-only, workspace-write, danger-full-access");
+        assert_eq!(
+            error.to_string(),
+            "`wide` is not one of: read-only, workspace-write, danger-full-access"
+        );
     }
 }

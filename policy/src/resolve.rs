@@ -22,7 +22,11 @@ pub struct Surroundings<'a> {
 ///
 /// # Errors
 /// `INVALID_REQUEST`, `WORKDIR_UNUSABLE` or `LIMIT_EXCEEDED`, with a message that says what to do.
-pub fn resolve(request: &BashExecRequest, deployment: &Deployment, surroundings: Surroundings<'_>) -> Result<BashExecSpec, ExecError> {
+pub fn resolve(
+    request: &BashExecRequest,
+    deployment: &Deployment,
+    surroundings: Surroundings<'_>,
+) -> Result<BashExecSpec, ExecError> {
     let _ = (request, deployment, surroundings);
     todo!()
 }

@@ -131,7 +131,11 @@ mod tests {
 
     #[test]
     fn under_full_access_the_sandbox_report_is_exactly_two_fields() {
-        let report = SandboxReport { mode: SandboxMode::DangerFullAccess, denied: Some(false), confined: None };
+        let report = SandboxReport {
+            mode: SandboxMode::DangerFullAccess,
+            denied: Some(false),
+            confined: None,
+        };
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(json, r#"{"mode":"danger-full-access","denied":false}"#);
         assert_eq!(serde_json::from_str::<SandboxReport>(&json).unwrap(), report);
@@ -139,8 +143,16 @@ mod tests {
 
     #[test]
     fn an_unobserved_run_has_a_null_denied_and_no_spill_path_means_no_key() {
-        let report = SandboxReport { mode: SandboxMode::ReadOnly, denied: None, confined: None };
+        let report = SandboxReport {
+            mode: SandboxMode::ReadOnly,
+            denied: None,
+            confined: None,
+        };
         assert!(serde_json::to_string(&report).unwrap().contains(r#""denied":null"#));
-        assert!(!serde_json::to_string(&StreamResult::default()).unwrap().contains("spillPath"));
+        assert!(
+            !serde_json::to_string(&StreamResult::default())
+                .unwrap()
+                .contains("spillPath")
+        );
     }
 }
