@@ -1,2 +1,223 @@
-//! x
-fn main(){}
+//! One process per command: the numbered steps from a sanitized start to the final report. `README.md` ("How it works") has the same steps.
+//!
+//! Started by the daemon with a socket at fd 0 and nothing else; reads no configuration and no environment. The order is the safety argument: whatever
+//! is inherited goes first, privileges before the fork, confinement before the shell; see `sys/child.rs` for what happens between fork and exec.
+mod bpf;
+mod calls;
+mod channel;
+mod landlock;
+mod launch;
+mod mediate;
+mod private_tmp;
+mod seccomp;
+mod supervise;
+mod sys;
+mod tree;
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dsh_policy::plan::{BUILD_ID, Confinement, Failure, FromHelper, Plan, Report, Step, ToHelper};
+use dsh_policy::result::Unenforced;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use channel::{Channel, ChannelError};
+use launch::{Image, Walls, failure};
+use mediate::Mediator;
+use supervise::{Graces, Supervisor};
+
+/// Exit code of a helper that could not do its work; the daemon knows why from the channel.
+const FAILED: u8 = 125;
+/// How long a daemon that does not read is waited for at the end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    // 1. sanitize: nothing inherited is left but the control socket.
+    if sys::close_inherited_fds().is_err() {
+        return ExitCode::from(FAILED);
+    }
+    sys::clear_environment();
+    sys::default_signals();
+    match std::env::args_os().nth(1).as_deref().map(|argument| argument.as_encoded_bytes().to_vec()).as_deref() {
+        None => serve(),
+        Some(b"--version") => {
+            println!("dsh-exec-helper {} ({BUILD_ID})", env!("CARGO_PKG_VERSION"));
+            ExitCode::SUCCESS
+        }
+        Some(_) => refuse_to_start(),
+    }
+}
+
+fn refuse_to_start() -> ExitCode {
+    eprintln!("dsh-exec-helper is started by dsh-execd; run dsh-exec instead");
+    ExitCode::from(FAILED)
+}
+
+fn serve() -> ExitCode {
+    let Some(mut channel) = Channel::open() else { return refuse_to_start() };
+    let outcome = match receive_plan(&mut channel) {
+        Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio),
+        Err(None) => return ExitCode::SUCCESS, // A waiting helper that is not needed any more.
+        Err(Some(failure)) => Err(failure),
+    };
+    let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+    let last = match outcome {
+        Ok(report) => FromHelper::Finished(Box::new(report)),
+        Err(failure) => FromHelper::Failed(failure),
+    };
+    if channel.send(&last).is_ok() {
+        channel.finish(LAST_WORDS);
+    }
+    code
+}
+
+/// 2. receive-plan: say that we are up, wait (for hours, perhaps, in the daemon's pool), check that both come from one build.
+fn receive_plan(channel: &mut Channel) -> Result<(Plan, [OwnedFd; 3]), Option<Failure>> {
+    // The plan holds the command's environment, which may have credentials: no core dump, no inspection by other processes of the user. The
+    // command itself becomes inspectable again when it executes the shell.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let broken = |error: ChannelError| match error {
+        ChannelError::Closed => None,
+        error => Some(failure(Step::ReceivePlan, 0, error.to_string())),
+    };
+    channel.send(&FromHelper::Ready { build: BUILD_ID.to_owned() }).map_err(broken)?;
+    match channel.receive_plan().map_err(broken)? {
+        (ToHelper::Run(plan), stdio) if plan.build == BUILD_ID => Ok((*plan, stdio)),
+        (ToHelper::Run(plan), _) => Err(Some(failure(
+            Step::ReceivePlan,
+            0,
+            format!("the daemon is of build {}, this helper of build {BUILD_ID}: install both from one build", plan.build),
+        ))),
+        _ => Err(Some(failure(Step::ReceivePlan, 0, ChannelError::NoPlan.to_string()))),
+    }
+}
+
+fn carry_out(channel: &mut Channel, plan: &Plan, stdio: [OwnedFd; 3]) -> Result<Report, Failure> {
+    // 3. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
+    //    answer to "would that have failed anyway?" is the command's.
+    if plan.confinement.is_some() {
+        drop_capabilities()?;
+    }
+    // 4. supervisor: orphans come to us; signals arrive as messages.
+    let signals = become_supervisor()?;
+    // 5. private-tmp.
+    let private_tmp = PrivateTmp::make(plan)?;
+    let outcome = run(channel, plan, stdio, &signals);
+    drop(private_tmp);
+    outcome
+}
+
+/// 6.-17. build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when this process is itself inside a
+/// sandbox that has one: the kernel permits one per process.
+fn run(channel: &mut Channel, plan: &Plan, stdio: [OwnedFd; 3], signals: &SignalFd) -> Result<Report, Failure> {
+    let image = Image::prepare(plan, stdio)?;
+    let Some(confinement) = &plan.confinement else {
+        return supervise(channel, plan, &image, None, signals, None);
+    };
+    match attempt(channel, plan, &image, confinement, signals, true) {
+        Err(failure) if failure.step == Step::Seccomp && failure.errno == libc::EBUSY => {
+            attempt(channel, plan, &image, confinement, signals, false)
+        }
+        outcome => outcome,
+    }
+}
+
+fn attempt(
+    channel: &mut Channel,
+    plan: &Plan,
+    image: &Image,
+    confinement: &Confinement,
+    signals: &SignalFd,
+    listen: bool,
+) -> Result<Report, Failure> {
+    let walls = Walls::prepare(confinement, listen)?;
+    let mediator = listen.then(|| Mediator::new(confinement.clone(), plan.max_denials));
+    supervise(channel, plan, image, Some((&walls, confinement, listen)), signals, mediator)
+}
+
+fn supervise(
+    channel: &mut Channel,
+    plan: &Plan,
+    image: &Image,
+    walls: Option<(&Walls, &Confinement, bool)>,
+    signals: &SignalFd,
+    mediator: Option<Mediator>,
+) -> Result<Report, Failure> {
+    let graces = Graces {
+        kill: Duration::from_millis(plan.kill_grace_ms),
+        drain: Duration::from_millis(plan.drain_grace_ms),
+        setup: Duration::from_millis(plan.setup_deadline_ms),
+    };
+    let child = image.spawn(walls.map(|(walls, _, _)| walls))?;
+    let mut supervisor = Supervisor::new(channel, signals, child, mediator, graces);
+    supervisor.set_up().map_err(|mut failure| {
+        if failure.detail.is_empty() {
+            failure.detail = image.subject(failure.step);
+        }
+        failure
+    })?;
+    let (unenforced, unobserved) = walls.map(|(walls, confinement, listen)| limits(walls, confinement, listen)).unwrap_or_default();
+    supervisor.announce(unenforced, unobserved);
+    Ok(supervisor.run())
+}
+
+/// What is not enforced, and why refusals are not observed.
+fn limits(walls: &Walls, confinement: &Confinement, listen: bool) -> (Vec<Unenforced>, Option<String>) {
+    let mut unenforced = landlock::unenforced(walls.abi(), confinement);
+    unenforced.extend(mediate::unenforced(confinement, listen));
+    let unobserved = (!listen).then(|| {
+        "the kernel permits one seccomp notification listener per process, and this one runs inside a sandbox that has it".to_owned()
+    });
+    (unenforced, unobserved)
+}
+
+fn drop_capabilities() -> Result<(), Failure> {
+    let failed = |error: caps::errors::CapsError| failure(Step::DropCapabilities, 0, error.to_string());
+    // The bounding set needs the capability to change it; without that, `no_new_privs` keeps the rest from coming back.
+    if caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_SETPCAP).map_err(failed)? {
+        caps::clear(None, caps::CapSet::Bounding).map_err(failed)?;
+    }
+    for set in [caps::CapSet::Ambient, caps::CapSet::Inheritable, caps::CapSet::Effective, caps::CapSet::Permitted] {
+        caps::clear(None, set).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn become_supervisor() -> Result<SignalFd, Failure> {
+    let failed = |errno: i32| failure(Step::Supervisor, errno, "");
+    // Any process id switches it on: the kernel takes the argument for a truth value.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|errno| failed(errno.raw_os_error()))?;
+    let mut watched = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        watched.add(signal);
+    }
+    let mut blocked = watched;
+    blocked.add(Signal::SIGPIPE);
+    blocked.thread_block().map_err(|errno| failed(errno as i32))?;
+    SignalFd::with_flags(&watched, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(|errno| failed(errno as i32))
+}
+
+/// The private temporary folder, for as long as this lives.
+struct PrivateTmp(Option<CString>);
+
+impl PrivateTmp {
+    fn make(plan: &Plan) -> Result<Self, Failure> {
+        let Some(path) = &plan.private_tmp else { return Ok(Self(None)) };
+        let failed = |errno: i32| failure(Step::PrivateTmp, errno, path.display());
+        let name = CString::new(path.as_bytes()).map_err(|_| failed(libc::EINVAL))?;
+        private_tmp::make(&name).map_err(|errno| failed(errno.raw_os_error()))?;
+        Ok(Self(Some(name)))
+    }
+}
+
+impl Drop for PrivateTmp {
+    fn drop(&mut self) {
+        if let Some(name) = &self.0 {
+            // What cannot be removed (another user's file, put there by a survivor) is the daemon's to find and report.
+            let _ = private_tmp::remove(name);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The seccomp program of a plan: what the supervisor is asked about, and what has a constant answer.
+use std::collections::BTreeMap;
+
+use dsh_policy::mode::{Network, SandboxMode};
+use dsh_policy::plan::Confinement;
+use libc::sock_filter;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+use crate::bpf::{Action, Leaf, When, assemble};
+use crate::calls::{self, Call, Class, Scope};
+
+/// Calls that do not exist for confined commands because their arguments lie in memory, where no filter sees them: `clone3` (its flags) and
+/// `openat2` (likewise). Every program that uses them falls back to the older call, so they are no refusals and no facts.
+const ABSENT: [i64; 2] = [libc::SYS_clone3, libc::SYS_openat2];
+
+/// Whether refusals can be observed, which decides who answers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Observation {
+    /// The supervisor answers, and records.
+    Listener,
+    /// No listener can be had: what nobody else enforces gets a constant answer, and nothing is recorded. The flag says whether Landlock confines signals.
+    Blind {
+        /// Landlock confines signals.
+        signals_scoped: bool,
+    },
+}
+
+/// Which part of the table of calls a confinement needs.
+pub(crate) fn scope(confinement: &Confinement) -> Scope {
+    Scope { sockets: confinement.network != Network::Full, reads: !confinement.deny_read.is_empty() }
+}
+
+/// Builds the program. An error of `seccompiler` can only be a fault of the table above.
+pub(crate) fn build(confinement: &Confinement, observation: Observation) -> Result<Vec<sock_filter>, seccompiler::Error> {
+    let constant: BpfProgram = SeccompFilter::new(
+        BTreeMap::from(ABSENT.map(|number| (number, Vec::new()))),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::ENOSYS.cast_unsigned()),
+        std::env::consts::ARCH.try_into().map_err(seccompiler::Error::Backend)?,
+    )
+    .and_then(BpfProgram::try_from)
+    .map_err(seccompiler::Error::Backend)?;
+    let rest: Vec<sock_filter> =
+        constant.iter().map(|i| sock_filter { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect();
+    Ok(assemble(leaves(confinement, observation), &rest))
+}
+
+fn leaves(confinement: &Confinement, observation: Observation) -> Vec<Leaf> {
+    let mut leaves: BTreeMap<i64, Leaf> = BTreeMap::new();
+    for call in calls::entries(scope(confinement)) {
+        let Some(action) = action(call, confinement, observation) else { continue };
+        let leaf = leaves
+            .entry(call.number)
+            .or_insert_with(|| Leaf { number: u32::try_from(call.number).unwrap_or(u32::MAX), tests: Vec::new() });
+        leaf.tests.push((call.when, action));
+    }
+    let injection = (When::OneOf(1, calls::TERMINAL_INJECTION), Action::Errno(libc::EPERM));
+    leaves
+        .entry(libc::SYS_ioctl)
+        .or_insert_with(|| Leaf { number: libc::SYS_ioctl as u32, tests: Vec::new() })
+        .tests
+        .push(injection);
+    leaves.into_values().collect()
+}
+
+/// What a matching call gets; none when it is permitted because another layer enforces it or nobody can.
+fn action(call: &Call, confinement: &Confinement, observation: Observation) -> Option<Action> {
+    let Observation::Blind { signals_scoped } = observation else { return Some(Action::Notify) };
+    match call.class {
+        Class::Closed(operation) => Some(Action::Errno(operation.errno().number())),
+        // Arguments that name one's own process by number are refused too: without a supervisor nobody can tell.
+        Class::Process => Some(Action::Errno(libc::EPERM)),
+        Class::Signal if !signals_scoped => Some(Action::Errno(libc::EPERM)),
+        Class::Metadata if confinement.mode == SandboxMode::ReadOnly => Some(Action::Errno(libc::EPERM)),
+        Class::Socket => Some(Action::Errno(libc::EACCES)),
+        Class::Metadata | Class::File | Class::Access | Class::Read | Class::Signal | Class::Address => None,
+    }
+}

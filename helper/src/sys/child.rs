@@ -1,0 +1,269 @@
+//! What happens between fork and exec: raw, async-signal-safe calls on values that were prepared before, never a return.
+//!
+//! The order is the safety argument. Privilege only shrinks: the session and streams first (they need nothing), the working directory while it can
+//! still be reached, then `no_new_privs` (both filters need it), Landlock, the seccomp filters last so that they need not permit the steps before
+//! them, and at the end an attempt at what must be refused.
+use std::ffi::{CStr, c_char, c_int, c_long};
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::ptr;
+
+use dsh_policy::plan::Step;
+
+/// Everything the child needs, made before the fork: after it nothing may allocate.
+pub(crate) struct Launch<'a> {
+    /// Executable.
+    pub(crate) shell: &'a CStr,
+    /// Null-terminated, pointing into strings that live as long as this.
+    pub(crate) argv: &'a [*const c_char],
+    /// Null-terminated, likewise.
+    pub(crate) envp: &'a [*const c_char],
+    /// Entered before confinement.
+    pub(crate) workdir: &'a CStr,
+    /// File mode creation mask.
+    pub(crate) umask: u32,
+    /// The command's streams.
+    pub(crate) stdio: [RawFd; 3],
+    /// Where failures and the listener go; closes itself at exec.
+    pub(crate) report: RawFd,
+    /// The helper, for the race between fork and the parent-death signal.
+    pub(crate) parent: i32,
+    /// Set for confined commands.
+    pub(crate) confine: Option<Confine<'a>>,
+}
+
+/// The confining part of a launch.
+pub(crate) struct Confine<'a> {
+    /// A Landlock ruleset.
+    pub(crate) ruleset: RawFd,
+    /// Flags of `landlock_restrict_self`.
+    pub(crate) restrict_flags: u32,
+    /// Whether writing to one's own `/proc` must fail once Landlock is on (not so when a writable root is `/`).
+    pub(crate) expect_refusal: bool,
+    /// The seccomp program.
+    pub(crate) filter: &'a [libc::sock_filter],
+    /// Ask for a notification listener and hand it over.
+    pub(crate) listen: bool,
+}
+
+/// What the child says over its report socket. End of file means that the shell was executed.
+#[derive(Debug)]
+pub(crate) enum ChildReport {
+    /// The notification listener, while the child goes on.
+    Listener(OwnedFd),
+    /// Every step is done; what follows is the shell.
+    Complete,
+    /// A step failed and the child is gone.
+    Failed(Step, i32),
+}
+
+/// Steps of the child, in order; their position is what travels.
+const STEPS: [Step; 7] =
+    [Step::Session, Step::Workdir, Step::NoNewPrivs, Step::Landlock, Step::Seccomp, Step::SelfCheck, Step::Exec];
+const SESSION: u8 = 0;
+const WORKDIR: u8 = 1;
+const NO_NEW_PRIVS: u8 = 2;
+const LANDLOCK: u8 = 3;
+const SECCOMP: u8 = 4;
+const SELF_CHECK: u8 = 5;
+const EXEC: u8 = 6;
+
+impl ChildReport {
+    /// Reads one message of the child's; none at end of file.
+    pub(crate) fn parse(bytes: &[u8], fd: Option<OwnedFd>) -> Option<Self> {
+        match (bytes, fd) {
+            ([b'L', ..], Some(fd)) => Some(Self::Listener(fd)),
+            ([b'X'], _) => Some(Self::Complete),
+            ([b'F', step, a, b, c, d], _) => {
+                let step = STEPS.get(usize::from(*step)).copied().unwrap_or(Step::Exec);
+                Some(Self::Failed(step, i32::from_le_bytes([*a, *b, *c, *d])))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Forks; the child becomes the command as `launch` says. Returns the child's process id.
+pub(crate) fn spawn(launch: &Launch<'_>) -> io::Result<i32> {
+    // SAFETY: the helper has one thread, so no lock can be held by another one at the fork; the child calls only async-signal-safe functions.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: this is the child of a single-threaded process and `launch` was prepared completely.
+        0 => unsafe { become_command(launch) },
+        pid => Ok(pid),
+    }
+}
+
+/// # Safety
+/// Only in the child of a fork of a single-threaded process, with pointers in `launch` that are valid.
+unsafe fn become_command(launch: &Launch<'_>) -> ! {
+    // SAFETY: every call takes numbers, or pointers into `launch` or this stack frame. `fail` does not return.
+    unsafe {
+        session(launch);
+        if libc::chdir(launch.workdir.as_ptr()) != 0 {
+            fail(launch, WORKDIR);
+        }
+        if let Some(confine) = &launch.confine {
+            if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+                fail(launch, NO_NEW_PRIVS);
+            }
+            restrict(launch, confine);
+            filter(launch, confine);
+            self_check(launch);
+        }
+        // Says that only the shell itself is missing, so that a death before this is told from one after it.
+        libc::send(launch.report, c"X".as_ptr().cast(), 1, libc::MSG_NOSIGNAL);
+        libc::execve(launch.shell.as_ptr(), launch.argv.as_ptr(), launch.envp.as_ptr());
+        fail(launch, EXEC)
+    }
+}
+
+/// A new session, the death signal, the streams, and nothing else that was open.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn session(launch: &Launch<'_>) {
+    // SAFETY: numbers only, except the signal set, which lives on this stack.
+    unsafe {
+        if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+            fail(launch, SESSION);
+        }
+        // The helper may have died before the death signal was set; then nobody would ever send it.
+        if libc::getppid() != launch.parent {
+            libc::_exit(125);
+        }
+        for (target, fd) in launch.stdio.into_iter().enumerate() {
+            // The received descriptors are all above 2, so none is overwritten before its turn.
+            if libc::dup2(fd, target as c_int) < 0 {
+                fail(launch, SESSION);
+            }
+        }
+        // All of the helper's descriptors close themselves at exec already; this holds even if one was forgotten.
+        let close = libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        if close != 0 {
+            fail(launch, SESSION);
+        }
+        libc::umask(launch.umask);
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        if libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut()) != 0 {
+            fail(launch, SESSION);
+        }
+    }
+}
+
+/// Landlock on, and proved.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
+    // SAFETY: numbers, and a constant string.
+    unsafe {
+        if libc::syscall(libc::SYS_landlock_restrict_self, confine.ruleset, confine.restrict_flags) != 0 {
+            fail(launch, LANDLOCK);
+        }
+        if confine.expect_refusal {
+            // One's own name is the one file that everybody may write to, so only Landlock can refuse it. Tried here, before calls are
+            // notified, because the supervisor opens such files on behalf of the command.
+            let fd = libc::open(c"/proc/self/comm".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            if fd >= 0 || *libc::__errno_location() != libc::EACCES {
+                fail(launch, SELF_CHECK);
+            }
+        }
+    }
+}
+
+/// The seccomp program; its listener goes to the helper.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn filter(launch: &Launch<'_>, confine: &Confine<'_>) {
+    let program = libc::sock_fprog {
+        len: confine.filter.len() as libc::c_ushort,
+        filter: confine.filter.as_ptr().cast_mut(),
+    };
+    // SAFETY: the kernel only reads the program, which `launch` keeps alive.
+    let install = |flags: libc::c_ulong| unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+    };
+    // SAFETY: as for the callers.
+    unsafe {
+        if !confine.listen {
+            if install(0) != 0 {
+                fail(launch, SECCOMP);
+            }
+            return;
+        }
+        let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+        let mut fd = install(listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV);
+        if fd < 0 && *libc::__errno_location() == libc::EINVAL {
+            fd = install(listener); // Kernels before 5.19 do not know the other flag.
+        }
+        if fd < 0 {
+            fail(launch, SECCOMP);
+        }
+        hand_over(launch, fd);
+    }
+}
+
+/// Sends the listener over the report socket. `sendmsg` is never notified, or this would wait for a supervisor that waits for this.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn hand_over(launch: &Launch<'_>, fd: c_long) {
+    const SPACE: usize = 64;
+    #[repr(C, align(8))]
+    struct Control([u8; SPACE]);
+    let mut kind = *b"L";
+    let mut control = Control([0; SPACE]);
+    let mut iov = libc::iovec { iov_base: kind.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: a zeroed msghdr is valid; the pointers set below point to locals that outlive the call, and SPACE holds one descriptor.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as _;
+        ptr::write_unaligned(libc::CMSG_DATA(header).cast::<c_int>(), fd as c_int);
+        if libc::sendmsg(launch.report, &raw const message, libc::MSG_NOSIGNAL) != 1 {
+            fail(launch, SECCOMP);
+        }
+    }
+}
+
+/// Tries what must be refused now, and gives up when it is not.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn self_check(launch: &Launch<'_>) {
+    // SAFETY: numbers and null pointers; each call is refused before it does anything, or the child ends.
+    unsafe {
+        let filtered = libc::syscall(libc::SYS_openat2, -1, ptr::null::<u8>(), ptr::null::<u8>(), 0usize) == -1
+            && *libc::__errno_location() == libc::ENOSYS;
+        let no_namespace = libc::unshare(libc::CLONE_NEWUSER) == -1 && *libc::__errno_location() == libc::EPERM;
+        let locked = libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1;
+        if !(filtered && no_namespace && locked) {
+            *libc::__errno_location() = 0;
+            fail(launch, SELF_CHECK);
+        }
+    }
+}
+
+/// Reports `step` with the current errno and ends the child without running any destructor.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn fail(launch: &Launch<'_>, step: u8) -> ! {
+    // SAFETY: errno is this thread's own; the message lives on this stack.
+    unsafe {
+        let [a, b, c, d] = (*libc::__errno_location()).to_le_bytes();
+        let message = [b'F', step, a, b, c, d];
+        libc::send(launch.report, message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL);
+        libc::_exit(125)
+    }
+}
+
