@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use dsh_policy::BashRunResult;
-use dsh_tests::process::{all, command_line, signal, wait_until};
+use dsh_tests::process::{all, signal, wait_until};
 use dsh_tests::{World, users};
 use rustix::process::Signal;
 
