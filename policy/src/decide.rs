@@ -238,7 +238,12 @@ const HOST_SOCKET_NAMES: [&[u8]; 6] = [
 /// Whether `path`, below the writable `root`, is by its name a socket of the host rather than of a command.
 fn is_host_service(root: &[u8], path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let in_tmp = path.strip_prefix(b"/tmp/").unwrap_or_default();
+    // A root below `/tmp` (a workspace, the command's own folder) was chosen, whatever it is called.
+    let in_tmp = if is_within(root, b"/tmp") {
+        path.strip_prefix(b"/tmp/").unwrap_or_default()
+    } else {
+        b""
+    };
     // `/run` is the host's; a root that lies in it was given on purpose, one that merely contains it (`/`) was not.
     let in_run = is_within(b"/run", path) && !is_within(b"/run", root);
     let agent = parent(path).ends_with(b"/.gnupg") && name.starts_with(b"S.");
@@ -503,6 +508,11 @@ mod tests {
             ..workspace()
         };
         assert_eq!(unix_connect(&everything, b"/run/user/0/bus"), Refuse(Rule::UnixSocket));
+        let named_like_one = Confinement {
+            writable: vec!["/tmp".into(), "/tmp/ssh-work".into()],
+            ..workspace()
+        };
+        assert_eq!(unix_connect(&named_like_one, b"/tmp/ssh-work/s"), Allow);
         let on_purpose = Confinement {
             writable: vec!["/run/mine".into()],
             ..workspace()

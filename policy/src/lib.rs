@@ -21,6 +21,10 @@ mod remedy;
 pub mod request;
 pub mod resolve;
 pub mod result;
+mod secret_name;
+mod secret_setting;
+mod secret_value;
+mod shell_hook;
 pub mod wire;
 
 pub use bytes::ByteString;

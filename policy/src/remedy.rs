@@ -94,7 +94,8 @@ mod tests {
     fn every_remedy_is_the_narrowest_that_does() {
         use Operation as O;
         use SandboxMode::{ReadOnly, WorkspaceWrite};
-        let cases: [(SandboxMode, Operation, Rule, Option<&[u8]>, &str); 14] = [
+        type Case = (SandboxMode, Operation, Rule, Option<&'static [u8]>, &'static str);
+        let cases: [Case; 14] = [
             (
                 WorkspaceWrite,
                 O::WriteFile,
