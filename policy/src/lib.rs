@@ -7,6 +7,7 @@
 
 pub mod bytes;
 pub mod codec;
+mod compile;
 pub mod decide;
 pub mod denial;
 pub mod environment;
@@ -14,6 +15,7 @@ pub mod error;
 pub mod frame;
 pub mod git;
 pub mod mode;
+mod paths;
 pub mod plan;
 pub mod policy;
 pub mod probe;
