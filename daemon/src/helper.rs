@@ -1,0 +1,273 @@
+//! The helpers: finding the executable, starting it, keeping a few ready ones, and ending one for good.
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dsh_policy::plan::{BUILD_ID, FromHelper, Plan, ToHelper};
+use rustix::process::{Pid, Resource, Rlimit};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::channel::{Channel, ChannelError};
+use crate::reap;
+
+/// How long a helper may take from its start to its first message.
+const READY_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a helper may take to leave after its last message.
+const EXIT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Why there is no helper.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HelperError {
+    /// It cannot be executed.
+    #[error("cannot start the helper {path}: {source}; it belongs beside dsh-execd, or set `helper` in the configuration", path = path.display())]
+    Spawn {
+        /// What was to be executed.
+        path: PathBuf,
+        /// Why it was not.
+        source: io::Error,
+    },
+    /// It belongs to another build: its private messages would be misunderstood.
+    #[error("the helper {path} is of build {theirs} but this daemon is of build {BUILD_ID}; install both from one build", path = path.display())]
+    OtherBuild {
+        /// Which executable.
+        path: PathBuf,
+        /// What it said.
+        theirs: String,
+    },
+    /// It did not say that it is ready.
+    #[error("the helper was not ready within {} ms", READY_DEADLINE.as_millis())]
+    NotReady,
+    /// It ended, or spoke out of turn, before it was ready.
+    #[error("the helper ended before it was ready")]
+    Gone,
+    /// Its channel failed.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+}
+
+/// What all helpers share: the executable, which pids are helpers (everything else that becomes our child is an orphan), and the ready ones.
+#[derive(Debug)]
+pub(crate) struct Helpers {
+    executable: PathBuf,
+    /// The limit on open files that the daemon was started with; its own is raised, a command's must not be.
+    open_files: Rlimit,
+    pids: Mutex<BTreeSet<i32>>,
+    ready: Mutex<VecDeque<Helper>>,
+}
+
+/// One helper process that has not run its command yet, or is running it.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    child: Child,
+    channel: Channel,
+    _registered: Registered,
+}
+
+/// Keeps a pid in the set of helpers.
+#[derive(Debug)]
+struct Registered {
+    helpers: Arc<Helpers>,
+    pid: i32,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        lock(&self.helpers.pids).remove(&self.pid);
+    }
+}
+
+/// The executable beside the daemon's own; `PATH` is never searched, a command could have written there.
+pub(crate) fn beside_daemon() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default();
+    own.parent().unwrap_or(Path::new("/")).join("dsh-exec-helper")
+}
+
+impl Helpers {
+    pub(crate) fn new(executable: PathBuf, open_files: Rlimit) -> Arc<Self> {
+        Arc::new(Self {
+            executable,
+            open_files,
+            pids: Mutex::default(),
+            ready: Mutex::default(),
+        })
+    }
+
+    /// The process ids that are helpers now.
+    pub(crate) fn pids(&self) -> BTreeSet<i32> {
+        lock(&self.pids).clone()
+    }
+
+    /// A ready helper: a waiting one when there is one, else a fresh one.
+    pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Helper, HelperError> {
+        loop {
+            let waiting = lock(&self.ready).pop_front();
+            let Some(mut helper) = waiting else { break };
+            // Somebody may have ended it while it waited.
+            if matches!(helper.child.try_wait(), Ok(None)) {
+                return Ok(helper);
+            }
+        }
+        self.start().await
+    }
+
+    /// Starts helpers until `target` are waiting.
+    pub(crate) async fn refill(self: &Arc<Self>, target: usize) {
+        while lock(&self.ready).len() < target {
+            match self.start().await {
+                Ok(helper) => lock(&self.ready).push_back(helper),
+                Err(error) => {
+                    tracing::warn!(%error, "no helper could be made ready");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Ends the waiting helpers: they leave when their socket closes.
+    pub(crate) async fn drain(&self) {
+        let waiting: Vec<Helper> = lock(&self.ready).drain(..).collect();
+        for helper in waiting {
+            helper.retire().await;
+        }
+    }
+
+    async fn start(self: &Arc<Self>) -> Result<Helper, HelperError> {
+        let mut helper = self.spawn()?;
+        match timeout(READY_DEADLINE, helper.channel.receive()).await {
+            Err(_) => Err(HelperError::NotReady),
+            Ok(Ok(Some(FromHelper::Ready { build }))) if build == BUILD_ID => Ok(helper),
+            Ok(Ok(Some(FromHelper::Ready { build }))) => Err(HelperError::OtherBuild {
+                path: self.executable.clone(),
+                theirs: build,
+            }),
+            Ok(Ok(_)) => Err(HelperError::Gone),
+            Ok(Err(error)) => Err(error.into()),
+        }
+    }
+
+    fn spawn(self: &Arc<Self>) -> Result<Helper, HelperError> {
+        let failed = |source| HelperError::Spawn {
+            path: self.executable.clone(),
+            source,
+        };
+        let (channel, theirs) = Channel::pair().map_err(failed)?;
+        let child = self
+            .command(Stdio::from(theirs), Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let registered = self.register(&child);
+        Ok(Helper {
+            child,
+            channel,
+            _registered: registered,
+        })
+    }
+
+    /// Runs the helper's own probe of this host; gives what it printed.
+    pub(crate) async fn probe(self: &Arc<Self>, deadline: Duration) -> Result<Vec<u8>, HelperError> {
+        let failed = |source| HelperError::Spawn {
+            path: self.executable.clone(),
+            source,
+        };
+        let child = self
+            .command(Stdio::null(), Stdio::piped())
+            .arg("--probe")
+            .spawn()
+            .map_err(failed)?;
+        let _registered = self.register(&child);
+        let output = timeout(deadline, child.wait_with_output())
+            .await
+            .map_err(|_| HelperError::NotReady)?;
+        Ok(output.map_err(failed)?.stdout)
+    }
+
+    fn command(&self, stdin: Stdio, stdout: Stdio) -> Command {
+        let mut command = Command::new(&self.executable);
+        command
+            .env_clear()
+            .current_dir("/")
+            .stdin(stdin)
+            .stdout(stdout)
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
+    fn register(self: &Arc<Self>, child: &Child) -> Registered {
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        lock(&self.pids).insert(pid);
+        if let Some(pid) = Pid::from_raw(pid)
+            && let Err(error) = rustix::process::prlimit(Some(pid), Resource::Nofile, self.open_files)
+        {
+            tracing::debug!(%error, "the command keeps the daemon's limit on open files");
+        }
+        Registered {
+            helpers: Arc::clone(self),
+            pid,
+        }
+    }
+}
+
+impl Helper {
+    /// The helper's process id.
+    pub(crate) fn pid(&self) -> i32 {
+        self._registered.pid
+    }
+
+    /// Hands over what to run. An error means that the helper has not got all of it and that nothing ran.
+    pub(crate) async fn run(&self, plan: Plan, streams: [BorrowedFd<'_>; 3]) -> Result<(), ChannelError> {
+        self.channel.send_plan(plan, streams).await
+    }
+
+    /// Asks for the end of the command. A failure shows itself as the end of the channel.
+    pub(crate) fn tell(&self, message: &ToHelper) {
+        if let Err(error) = self.channel.send_now(message) {
+            tracing::debug!(%error, "the helper could not be told");
+        }
+    }
+
+    /// The next message; none when the helper is gone.
+    pub(crate) async fn receive(&mut self) -> Result<Option<FromHelper>, ChannelError> {
+        self.channel.receive().await
+    }
+
+    /// After the last message: lets the helper leave, and makes it leave when it does not.
+    pub(crate) async fn retire(self) {
+        let Self {
+            mut child,
+            channel,
+            _registered,
+        } = self;
+        drop(channel);
+        if timeout(EXIT_DEADLINE, child.wait()).await.is_err() {
+            tracing::warn!(pid = _registered.pid, "a helper did not leave after its last message");
+            kill(&mut child).await;
+        }
+    }
+
+    /// When its command's fate is lost: kills the helper and everything that it leaves behind. Gives how the helper ended.
+    pub(crate) async fn destroy(mut self) -> Option<ExitStatus> {
+        let status = kill(&mut self.child).await;
+        let helpers = Arc::clone(&self._registered.helpers);
+        drop(self);
+        reap::orphans(&helpers).await;
+        status
+    }
+}
+
+async fn kill(child: &mut Child) -> Option<ExitStatus> {
+    if let Err(error) = child.start_kill() {
+        tracing::debug!(%error, "the helper was gone already");
+    }
+    timeout(EXIT_DEADLINE, child.wait()).await.ok().and_then(Result::ok)
+}
+
+/// A panic elsewhere cannot leave these collections half-changed, so a poisoned lock is still good.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,202 @@
+//! Collection of one output stream: kept tail, events to the client, spill file. Memory is bounded whatever the command prints.
+use std::cell::RefCell;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dsh_policy::ByteString;
+use dsh_policy::result::StreamResult;
+use dsh_policy::wire::{ServerMessage, StreamName};
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use crate::outbox::Outbox;
+use crate::spill::Spill;
+use crate::tail::Tail;
+
+/// A pipe holds no more than this unless somebody enlarges it.
+const CHUNK: usize = 64 * 1024;
+
+thread_local! {
+    /// One read buffer for all streams: idle streams cost none.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; CHUNK]);
+}
+
+/// Where events of one request go.
+#[derive(Clone, Debug)]
+pub(crate) struct Events {
+    /// The connection's queue.
+    pub(crate) outbox: Outbox,
+    /// The request.
+    pub(crate) id: u64,
+    /// Whether output is wanted as it comes.
+    pub(crate) stream: bool,
+}
+
+/// Bounds of one stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    /// Bytes kept.
+    pub(crate) kept: u64,
+    /// Largest spill file.
+    pub(crate) spill: u64,
+    /// Where spill files are.
+    pub(crate) folder: Arc<Path>,
+}
+
+/// One stream being collected.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    name: StreamName,
+    tail: Tail,
+    limits: Limits,
+    spill: SpillState,
+    events: Events,
+    standing_still: bool,
+}
+
+#[derive(Debug)]
+enum SpillState {
+    /// Everything is in the tail.
+    NotNeeded,
+    Writing(Spill),
+    /// Over the cap, or the disk failed: no path is offered.
+    Withheld,
+}
+
+impl Collector {
+    pub(crate) fn new(name: StreamName, limits: Limits, events: Events) -> Self {
+        let kept = usize::try_from(limits.kept).unwrap_or(usize::MAX / 2);
+        Self {
+            name,
+            tail: Tail::new(kept),
+            limits,
+            spill: SpillState::NotNeeded,
+            events,
+            standing_still: false,
+        }
+    }
+
+    /// Reads until end of file, or until `stop` says that it has lasted long enough.
+    pub(crate) async fn collect(mut self, pipe: Receiver, mut stop: oneshot::Receiver<()>) -> StreamResult {
+        loop {
+            let ready = tokio::select! {
+                biased;
+                ready = pipe.readable() => ready,
+                _ = &mut stop => break,
+            };
+            match ready.and_then(|()| read_chunk(&pipe)) {
+                Ok(chunk) if chunk.is_empty() => break,
+                Ok(chunk) => self.take(chunk).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::warn!(%error, stream = %self.name, "an output stream could not be read");
+                    break;
+                }
+            }
+        }
+        drop(pipe);
+        self.finish().await
+    }
+
+    async fn take(&mut self, chunk: Vec<u8>) {
+        let offset = self.tail.total();
+        let chunk = self.store(chunk).await;
+        if self.events.stream {
+            let output = ServerMessage::Output {
+                id: self.events.id,
+                stream: self.name,
+                offset,
+                data: ByteString(chunk),
+            };
+            self.events.outbox.offer(&output, &mut self.standing_still).await;
+        }
+    }
+
+    /// Keeps the chunk in the tail, and in the spill file once the tail is not enough.
+    async fn store(&mut self, chunk: Vec<u8>) -> Vec<u8> {
+        let overflows = self.tail.total() + chunk.len() as u64 > self.limits.kept;
+        let before = if overflows && matches!(self.spill, SpillState::NotNeeded) {
+            self.tail.whole()
+        } else {
+            None
+        };
+        self.tail.push(&chunk);
+        let writing = match std::mem::replace(&mut self.spill, SpillState::Withheld) {
+            SpillState::NotNeeded if !overflows => {
+                self.spill = SpillState::NotNeeded;
+                return chunk;
+            }
+            SpillState::Withheld => return chunk,
+            SpillState::NotNeeded => None,
+            SpillState::Writing(spill) => Some(spill),
+        };
+        let (folder, name, cap) = (Arc::clone(&self.limits.folder), self.name, self.limits.spill);
+        // The disk may be slow or hang: that is this stream's affair alone.
+        let appended = spawn_blocking(move || {
+            let spill = match writing {
+                Some(spill) => append(spill, &chunk),
+                None => Spill::create(&folder, name, cap).and_then(|spill| {
+                    match append(spill, &before.unwrap_or_default())? {
+                        Some(spill) => append(spill, &chunk),
+                        None => Ok(None),
+                    }
+                }),
+            };
+            (spill, chunk)
+        })
+        .await;
+        let Ok((spill, chunk)) = appended else {
+            return Vec::new();
+        };
+        match spill {
+            Ok(Some(spill)) => self.spill = SpillState::Writing(spill),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, stream = %self.name, "no spill file: the rest of the stream is only counted")
+            }
+        }
+        chunk
+    }
+
+    async fn finish(self) -> StreamResult {
+        let spill_path = match self.spill {
+            SpillState::Writing(spill) => spawn_blocking(move || spill.finish()).await.ok().and_then(|finished| {
+                finished
+                    .inspect_err(|error| tracing::warn!(%error, "a spill file could not be named"))
+                    .ok()
+            }),
+            SpillState::NotNeeded | SpillState::Withheld => None,
+        };
+        let (bytes, truncated) = (self.tail.total(), self.tail.is_truncated());
+        let view = self.tail.view();
+        StreamResult {
+            text: view.text,
+            truncated,
+            bytes,
+            spill_path: spill_path.map(|path: PathBuf| ByteString::from(path)),
+            raw: view.raw,
+        }
+    }
+}
+
+/// Appends, or removes the file when it cannot be complete any more.
+fn append(mut spill: Spill, bytes: &[u8]) -> io::Result<Option<Spill>> {
+    match spill.append(bytes) {
+        Ok(true) => Ok(Some(spill)),
+        Ok(false) => {
+            spill.discard();
+            Ok(None)
+        }
+        Err(error) => {
+            spill.discard();
+            Err(error)
+        }
+    }
+}
+
+/// What the pipe has now; empty at end of file.
+fn read_chunk(pipe: &Receiver) -> io::Result<Vec<u8>> {
+    SCRATCH.with_borrow_mut(|buffer| pipe.try_read(buffer).map(|count| buffer[..count].to_vec()))
+}

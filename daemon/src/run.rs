@@ -1,0 +1,392 @@
+//! The story of one command: request -> spec -> environment -> plan -> helper -> facts -> result.
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dsh_policy::environment::{self, ChildEnvironment};
+use dsh_policy::mode::{Lifetime, Tier};
+use dsh_policy::plan::Plan;
+use dsh_policy::request::{BashExecSpec, EnvMap};
+use dsh_policy::resolve::{self, PlanInputs};
+use dsh_policy::result::{EnvironmentReport, StreamResult};
+use dsh_policy::wire::StreamName;
+use dsh_policy::{BashExecRequest, BashRunResult, ByteString, ErrorCode, ExecError, SandboxMode};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
+
+use crate::control::{Control, Stop};
+use crate::helper::Helper;
+use crate::outcome::{self, Ended};
+use crate::output::{Collector, Events, Limits};
+use crate::probe::{self, runner_failure};
+use crate::state::{Settings, State, shutting_down};
+use crate::stdin::{self, Feeder};
+use crate::supervise::{self, Watch};
+
+/// A file system that does not answer holds up its own request only, and not for longer than this.
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(10);
+/// Everything is dead when the last of the output is read, so its end is near; more than this is not waited for.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Runs one command from the request to the result. Whoever drops this has dropped the command: the helper sees its socket close.
+pub(crate) async fn run(
+    state: &Arc<State>,
+    mut request: BashExecRequest,
+    events: Events,
+    mut control: Control,
+) -> Result<BashRunResult, ExecError> {
+    foreground_only(&request)?;
+    let settings = state.settings();
+
+    // 1. Until the plan is handed over nothing has run, and a reason to stop means that nothing will.
+    let prepared = tokio::select! {
+        biased;
+        why = control.stopped() => return Err(not_started(why)),
+        prepared = prepare(state, &settings, &mut request) => prepared?,
+    };
+    let Prepared {
+        spec,
+        plan,
+        tier,
+        removed,
+        helper,
+        slot,
+        private_tmp,
+    } = prepared;
+
+    // 2. The command's three streams, and whoever is at their other ends.
+    let kept = [spec.stdout_max_bytes, settings.deployment.kept_bytes];
+    let streams = open_streams(state, &settings, &mut request, &mut control, kept, &events).map_err(|error| {
+        ExecError::new(
+            ErrorCode::Internal,
+            format!("the command's pipes could not be made: {error}"),
+        )
+    })?;
+    drop(request);
+
+    // 3. Hand over the plan and watch the helper until everything has ended.
+    let watch = Watch::new(&spec, &settings, tier.is_some(), events, streams.gate);
+    let ended = supervise::run(helper, plan, streams.theirs, watch, &mut control).await;
+    if let Some(private_tmp) = private_tmp {
+        release_tmp(private_tmp).await;
+    }
+    drop(streams.feeder);
+
+    // 4. Everything is dead, so the rest of the output is there; then the result.
+    let stdout = streams.stdout.end().await;
+    let stderr = streams.stderr.end().await;
+    drop(slot);
+    refill(state, &settings);
+    match ended {
+        Ok(ended) => {
+            let environment = EnvironmentReport { removed };
+            let ended = Ended {
+                report: ended.report,
+                start: ended.start,
+                cause: ended.cause,
+                tier,
+                environment,
+                stdout,
+                stderr,
+            };
+            Ok(outcome::result(&spec, ended))
+        }
+        Err(error) => {
+            discard(&[stdout, stderr]).await;
+            Err(error)
+        }
+    }
+}
+
+/// What a request becomes, without running it.
+pub(crate) async fn resolve(state: &Arc<State>, request: &BashExecRequest) -> Result<BashExecSpec, ExecError> {
+    foreground_only(request)?;
+    spec_of(state, &state.settings(), request).await
+}
+
+fn foreground_only(request: &BashExecRequest) -> Result<(), ExecError> {
+    if !request.background && request.lifetime.unwrap_or_default() == Lifetime::Foreground {
+        return Ok(());
+    }
+    Err(ExecError::new(
+        ErrorCode::InvalidRequest,
+        "background tasks unavailable: this daemon version runs foreground commands only",
+    ))
+}
+
+fn not_started(why: Stop) -> ExecError {
+    match why {
+        Stop::ShuttingDown => shutting_down(),
+        Stop::Cancelled | Stop::Disconnected => ExecError::new(
+            ErrorCode::Cancelled,
+            "the command was cancelled before it started; nothing ran",
+        ),
+    }
+}
+
+/// Everything that is needed to run, and nothing has run yet.
+struct Prepared<'a> {
+    spec: BashExecSpec,
+    plan: Plan,
+    tier: Option<Tier>,
+    removed: Vec<ByteString>,
+    helper: Helper,
+    slot: Running<'a>,
+    private_tmp: Option<PrivateTmp>,
+}
+
+async fn prepare<'a>(
+    state: &'a Arc<State>,
+    settings: &Settings,
+    request: &mut BashExecRequest,
+) -> Result<Prepared<'a>, ExecError> {
+    let spec = spec_of(state, settings, request).await?;
+    let slot = Running::new(state, state.slot().await?);
+    let mode = spec.sandbox_policy.mode;
+    let tier = match mode.confines() {
+        true => {
+            let found = state.probe.outcome().await;
+            Some(probe::choose(
+                &found,
+                &settings.config.tiers,
+                &spec.sandbox_policy.require,
+                mode,
+            )?)
+        }
+        false => None,
+    };
+    let shell = settings.shell.as_deref().ok_or_else(|| {
+        ExecError::new(
+            ErrorCode::ShellMissing,
+            "there is no bash on this host; install it, or set `shell` in the configuration",
+        )
+    })?;
+    let private_tmp = match mode {
+        SandboxMode::WorkspaceWrite => Some(PrivateTmp::choose(state)?),
+        SandboxMode::ReadOnly | SandboxMode::DangerFullAccess => None,
+    };
+    let mut environment = environment_of(state, settings, request, private_tmp.as_ref())?;
+    let removed = std::mem::take(&mut environment.removed);
+    let inputs = PlanInputs {
+        shell,
+        tier: tier.unwrap_or(Tier::Landlock),
+        private_tmp: private_tmp.as_ref().map(|tmp| tmp.path.as_path().into()),
+        daemon_folders: &state.own_folders,
+        deployment: &settings.deployment,
+    };
+    let mut plan = resolve::compile(&spec, environment, &inputs);
+    plan.setup_deadline_ms = settings.config.setup_deadline_ms;
+    let helper = state
+        .helpers
+        .acquire()
+        .await
+        .map_err(|error| runner_failure(mode, &error.to_string()))?;
+    Ok(Prepared {
+        spec,
+        plan,
+        tier,
+        removed,
+        helper,
+        slot,
+        private_tmp,
+    })
+}
+
+/// Resolution reads the file system, which may hang: never on the thread that serves everybody.
+async fn spec_of(
+    state: &Arc<State>,
+    settings: &Settings,
+    request: &BashExecRequest,
+) -> Result<BashExecSpec, ExecError> {
+    let (state, deployment, request) = (Arc::clone(state), settings.deployment.clone(), request.clone());
+    let resolved = spawn_blocking(move || {
+        let surroundings = resolve::Surroundings {
+            home: state.surroundings.home.as_deref(),
+            daemon_workdir: &state.workdir,
+        };
+        resolve::resolve(&request, &deployment, surroundings)
+    });
+    match timeout(RESOLVE_DEADLINE, resolved).await {
+        Ok(Ok(resolved)) => resolved,
+        Ok(Err(_)) => Err(ExecError::new(
+            ErrorCode::Internal,
+            "the request could not be resolved; the daemon's log has the reason",
+        )),
+        Err(_) => Err(ExecError::new(
+            ErrorCode::WorkdirUnusable,
+            format!(
+                "the file system of the working directory has not answered for {} s",
+                RESOLVE_DEADLINE.as_secs()
+            ),
+        )),
+    }
+}
+
+fn environment_of(
+    state: &State,
+    settings: &Settings,
+    request: &BashExecRequest,
+    private_tmp: Option<&PrivateTmp>,
+) -> Result<ChildEnvironment, ExecError> {
+    let ambient = request.ambient_env.as_ref().unwrap_or(&state.ambient);
+    let defaults: EnvMap = private_tmp
+        .map(|tmp| ("TMPDIR".into(), ByteString::from(tmp.path.as_path())))
+        .into_iter()
+        .collect();
+    environment::build(
+        ambient,
+        &defaults,
+        request.env.as_ref(),
+        request.dsh_env.as_ref(),
+        &settings.environment,
+    )
+}
+
+/// A request that has its turn; counted while it has.
+struct Running<'a> {
+    state: &'a State,
+    _permit: tokio::sync::SemaphorePermit<'a>,
+}
+
+impl<'a> Running<'a> {
+    fn new(state: &'a State, permit: tokio::sync::SemaphorePermit<'a>) -> Self {
+        state.running.fetch_add(1, Ordering::Relaxed);
+        Self { state, _permit: permit }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.state.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The name of a private temporary folder. Dropped on any way out, it takes the folder with it.
+struct PrivateTmp {
+    state: Arc<State>,
+    path: PathBuf,
+}
+
+impl PrivateTmp {
+    fn choose(state: &Arc<State>) -> Result<Self, ExecError> {
+        let path = state.tmpdirs.choose().map_err(|error| {
+            ExecError::new(
+                ErrorCode::Internal,
+                format!("the temporary folder could not be recorded: {error}"),
+            )
+        })?;
+        Ok(Self {
+            state: Arc::clone(state),
+            path,
+        })
+    }
+}
+
+impl Drop for PrivateTmp {
+    fn drop(&mut self) {
+        self.state.tmpdirs.release(&self.path);
+    }
+}
+
+/// Usually the helper has removed it and there is nothing to do; what a dead helper left may be large.
+async fn release_tmp(private_tmp: PrivateTmp) {
+    if private_tmp.path.symlink_metadata().is_ok() {
+        // Only a panic inside could fail, and the drop has run by then.
+        let _ = spawn_blocking(move || drop(private_tmp)).await;
+    }
+}
+
+/// The command's ends of its streams, and who is at the others.
+struct Streams {
+    theirs: [OwnedFd; 3],
+    /// Collection begins when this says so (or is dropped): `started` is the first answer of a request.
+    gate: watch::Sender<bool>,
+    feeder: Feeder,
+    stdout: Collecting,
+    stderr: Collecting,
+}
+
+struct Collecting {
+    task: JoinHandle<StreamResult>,
+    stop: oneshot::Sender<()>,
+}
+
+impl Collecting {
+    fn start(pipe: Receiver, collector: Collector, mut gate: watch::Receiver<bool>) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            // An error means that the gate is gone, which opens it too.
+            let _ = gate.wait_for(|open| *open).await;
+            drop(gate);
+            collector.collect(pipe, stopped).await
+        });
+        Self { task, stop }
+    }
+
+    /// What was collected, at the end of the stream or when it has been waited for long enough.
+    async fn end(mut self) -> StreamResult {
+        if let Ok(done) = timeout(DRAIN_DEADLINE, &mut self.task).await {
+            return done.unwrap_or_default();
+        }
+        tracing::warn!("an output stream has not ended although every process has");
+        drop(self.stop);
+        self.task.await.unwrap_or_default()
+    }
+}
+
+fn open_streams(
+    state: &State,
+    settings: &Settings,
+    request: &mut BashExecRequest,
+    control: &mut Control,
+    kept: [u64; 2],
+    events: &Events,
+) -> std::io::Result<Streams> {
+    let (stdin, feeder) = stdin::open(request, control.take_input())?;
+    let (gate, gated) = watch::channel(false);
+    let collect = |name, kept| -> std::io::Result<(OwnedFd, Collecting)> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        let limits = Limits {
+            kept,
+            spill: settings.deployment.spill_bytes,
+            folder: Arc::clone(&state.spill_folder),
+        };
+        let collector = Collector::new(name, limits, events.clone());
+        Ok((
+            writer,
+            Collecting::start(Receiver::from_owned_fd(reader)?, collector, gated.clone()),
+        ))
+    };
+    let (stdout, stdout_end) = collect(StreamName::Stdout, kept[0])?;
+    let (stderr, stderr_end) = collect(StreamName::Stderr, kept[1])?;
+    Ok(Streams {
+        theirs: [stdin, stdout, stderr],
+        gate,
+        feeder,
+        stdout: stdout_end,
+        stderr: stderr_end,
+    })
+}
+
+fn refill(state: &Arc<State>, settings: &Settings) {
+    let (helpers, target) = (Arc::clone(&state.helpers), settings.config.helpers);
+    if !state.is_draining() {
+        tokio::spawn(async move { helpers.refill(target).await });
+    }
+}
+
+/// Removes the spill files of a result that nobody gets.
+pub(crate) async fn discard(streams: &[StreamResult]) {
+    let paths: Vec<PathBuf> = streams
+        .iter()
+        .filter_map(|stream| Some(stream.spill_path.as_ref()?.to_path_buf()))
+        .collect();
+    if !paths.is_empty() {
+        let _ = spawn_blocking(move || paths.iter().for_each(|path| crate::spill::remove(path))).await;
+    }
+}
