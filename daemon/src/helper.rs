@@ -1,9 +1,10 @@
 //! The helpers: finding the executable, starting it, keeping a few ready ones, and ending one for good.
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -56,8 +57,11 @@ pub(crate) struct Helpers {
     executable: PathBuf,
     /// The limit on open files that the daemon was started with; its own is raised, a command's must not be.
     open_files: Rlimit,
-    pids: Mutex<BTreeSet<i32>>,
+    /// Each helper's process id, and whether it runs a confined command.
+    pids: Mutex<BTreeMap<i32, bool>>,
     ready: Mutex<VecDeque<Helper>>,
+    /// Somebody is filling up: many requests that end at once must not each start helpers.
+    refilling: AtomicBool,
 }
 
 /// One helper process that has not run its command yet, or is running it.
@@ -65,7 +69,7 @@ pub(crate) struct Helpers {
 pub(crate) struct Helper {
     child: Child,
     channel: Channel,
-    _registered: Registered,
+    registered: Registered,
 }
 
 /// Keeps a pid in the set of helpers.
@@ -94,12 +98,18 @@ impl Helpers {
             open_files,
             pids: Mutex::default(),
             ready: Mutex::default(),
+            refilling: AtomicBool::new(false),
         })
     }
 
-    /// The process ids that are helpers now.
-    pub(crate) fn pids(&self) -> BTreeSet<i32> {
-        lock(&self.pids).clone()
+    /// Whether a process is a helper.
+    pub(crate) fn has(&self, pid: i32) -> bool {
+        lock(&self.pids).contains_key(&pid)
+    }
+
+    /// Whether a process is a helper whose command is confined.
+    pub(crate) fn confines(&self, pid: i32) -> bool {
+        lock(&self.pids).get(&pid).is_some_and(|confined| *confined)
     }
 
     /// A ready helper: a waiting one when there is one, else a fresh one.
@@ -117,15 +127,19 @@ impl Helpers {
 
     /// Starts helpers until `target` are waiting.
     pub(crate) async fn refill(self: &Arc<Self>, target: usize) {
+        if self.refilling.swap(true, Ordering::Relaxed) {
+            return;
+        }
         while lock(&self.ready).len() < target {
             match self.start().await {
                 Ok(helper) => lock(&self.ready).push_back(helper),
                 Err(error) => {
                     tracing::warn!(%error, "no helper could be made ready");
-                    return;
+                    break;
                 }
             }
         }
+        self.refilling.store(false, Ordering::Relaxed);
     }
 
     /// Ends the waiting helpers: they leave when their socket closes.
@@ -164,7 +178,7 @@ impl Helpers {
         Ok(Helper {
             child,
             channel,
-            _registered: registered,
+            registered,
         })
     }
 
@@ -200,7 +214,7 @@ impl Helpers {
 
     fn register(self: &Arc<Self>, child: &Child) -> Registered {
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-        lock(&self.pids).insert(pid);
+        lock(&self.pids).insert(pid, false);
         if let Some(pid) = Pid::from_raw(pid)
             && let Err(error) = rustix::process::prlimit(Some(pid), Resource::Nofile, self.open_files)
         {
@@ -216,11 +230,12 @@ impl Helpers {
 impl Helper {
     /// The helper's process id.
     pub(crate) fn pid(&self) -> i32 {
-        self._registered.pid
+        self.registered.pid
     }
 
     /// Hands over what to run. An error means that the helper has not got all of it and that nothing ran.
     pub(crate) async fn run(&self, plan: Plan, streams: [BorrowedFd<'_>; 3]) -> Result<(), ChannelError> {
+        lock(&self.registered.helpers.pids).insert(self.pid(), plan.confinement.is_some());
         self.channel.send_plan(plan, streams).await
     }
 
@@ -241,11 +256,11 @@ impl Helper {
         let Self {
             mut child,
             channel,
-            _registered,
+            registered,
         } = self;
         drop(channel);
         if timeout(EXIT_DEADLINE, child.wait()).await.is_err() {
-            tracing::warn!(pid = _registered.pid, "a helper did not leave after its last message");
+            tracing::warn!(pid = registered.pid, "a helper did not leave after its last message");
             kill(&mut child).await;
         }
     }
@@ -253,7 +268,7 @@ impl Helper {
     /// When its command's fate is lost: kills the helper and everything that it leaves behind. Gives how the helper ended.
     pub(crate) async fn destroy(mut self) -> Option<ExitStatus> {
         let status = kill(&mut self.child).await;
-        let helpers = Arc::clone(&self._registered.helpers);
+        let helpers = Arc::clone(&self.registered.helpers);
         drop(self);
         reap::orphans(&helpers).await;
         status

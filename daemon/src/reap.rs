@@ -17,8 +17,7 @@ pub(crate) async fn orphans(helpers: &Arc<Helpers>) {
     let until = Instant::now() + DEADLINE;
     let mut pause = Duration::from_micros(200);
     loop {
-        let known = helpers.pids();
-        let strangers: Vec<i32> = children().into_iter().filter(|pid| !known.contains(pid)).collect();
+        let strangers: Vec<i32> = children().into_iter().filter(|pid| !helpers.has(*pid)).collect();
         if strangers.is_empty() {
             return;
         }

@@ -137,8 +137,8 @@ fn refusal(state: &State, pid: Option<i32>) -> Option<ExecError> {
         let text = format!("{limit} clients are connected; raise `maxConnections` in the configuration");
         return Some(ExecError::new(ErrorCode::LimitExceeded, text));
     }
-    if pid.is_some_and(|pid| runs_below_a_helper(state, pid)) {
-        let text = "a command that this daemon runs cannot ask it to run others: it could leave its own confinement";
+    if pid.is_some_and(|pid| is_confined(state, pid)) {
+        let text = "a confined command cannot ask the daemon that confines it to run others: it could leave its own confinement";
         tracing::warn!(pid, "a command tried to connect");
         return Some(ExecError::new(ErrorCode::InvalidRequest, text));
     }
@@ -146,10 +146,9 @@ fn refusal(state: &State, pid: Option<i32>) -> Option<ExecError> {
 }
 
 /// Helpers are subreapers, so all that a command starts stays below its helper.
-fn runs_below_a_helper(state: &State, mut pid: i32) -> bool {
-    let helpers = state.helpers.pids();
+fn is_confined(state: &State, mut pid: i32) -> bool {
     while pid > 1 {
-        if helpers.contains(&pid) {
+        if state.helpers.confines(pid) {
             return true;
         }
         match reap::parent_of(pid) {

@@ -204,7 +204,7 @@ mod tests {
         let closed = folder.join("closed");
         fs::create_dir(&closed).unwrap();
         fs::write(closed.join("f"), "x").unwrap();
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
         remove(&folder);
         assert!(!folder.exists());
         assert_eq!(fs::read(outside.join("kept")).unwrap(), b"x");
