@@ -114,6 +114,59 @@ impl<'de> Deserialize<'de> for ByteString {
     }
 }
 
+/// Maps whose names are bytes. JSON has only text for names, so one that is not UTF-8 is written `base64:…` (and so is one that begins like that).
+pub(crate) mod named {
+    use std::collections::BTreeMap;
+
+    use base64::Engine as _;
+
+    use super::{ByteString, Deserialize, Deserializer, STANDARD, Serialize, Serializer, de};
+
+    const ENCODED: &str = "base64:";
+
+    pub(crate) fn serialize<S: Serializer>(
+        map: &Option<BTreeMap<ByteString, ByteString>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        map.as_ref()
+            .map(|map| {
+                map.iter()
+                    .map(|(name, value)| (to_text(name), value))
+                    .collect::<BTreeMap<_, _>>()
+            })
+            .serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<BTreeMap<ByteString, ByteString>>, D::Error> {
+        let map = Option::<BTreeMap<String, ByteString>>::deserialize(deserializer)?;
+        map.map(|map| {
+            map.into_iter()
+                .map(|(name, value)| Ok((from_text(&name)?, value)))
+                .collect()
+        })
+        .transpose()
+    }
+
+    fn to_text(name: &ByteString) -> String {
+        match std::str::from_utf8(&name.0) {
+            Ok(text) if !text.starts_with(ENCODED) => text.to_owned(),
+            _ => format!("{ENCODED}{}", STANDARD.encode(&name.0)),
+        }
+    }
+
+    fn from_text<E: de::Error>(text: &str) -> Result<ByteString, E> {
+        let Some(encoded) = text.strip_prefix(ENCODED) else {
+            return Ok(text.into());
+        };
+        STANDARD
+            .decode(encoded)
+            .map(ByteString)
+            .map_err(|error| de::Error::custom(format!("invalid base64: {error}")))
+    }
+}
+
 struct ByteStringVisitor;
 
 impl<'de> Visitor<'de> for ByteStringVisitor {

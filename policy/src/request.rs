@@ -34,10 +34,10 @@ pub struct BashExecRequest {
     #[serde(default, skip_serializing_if = "is_false")]
     pub stdin_open: bool,
     /// Deliberate values; they win over every rule but cannot set a `DSH_*` name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
     pub env: Option<EnvMap>,
     /// Managed values; every name must start with `DSH_`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
     pub dsh_env: Option<EnvMap>,
     /// What confinement is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,7 +46,7 @@ pub struct BashExecRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// What the calling process has in its environment; the daemon's own is used when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
     pub ambient_env: Option<EnvMap>,
     /// The caller's file mode creation mask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
