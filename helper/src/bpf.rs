@@ -67,7 +67,10 @@ pub(crate) struct Leaf {
 /// Assembles prologue, tree and `rest`, which gets every call that no leaf is for. `leaves` need not be sorted; numbers are unique.
 pub(crate) fn assemble(mut leaves: Vec<Leaf>, rest: &[sock_filter]) -> Vec<sock_filter> {
     leaves.sort_by_key(|leaf| leaf.number);
-    let mut program = Program { code: Vec::with_capacity(leaves.len() * 8 + rest.len() + 8), to_rest: Vec::new() };
+    let mut program = Program {
+        code: Vec::with_capacity(leaves.len() * 8 + rest.len() + 8),
+        to_rest: Vec::new(),
+    };
     program.prologue();
     program.tree(&leaves);
     program.finish(rest)
@@ -140,7 +143,12 @@ impl Program {
             When::OneOf(argument, values) => {
                 self.emit(LOAD, low_half(argument), 0, 0);
                 for (index, value) in values.iter().enumerate() {
-                    self.emit(JUMP_EQ, *value, (values.len() - 1 - index) as u8, u8::from(index + 1 == values.len()));
+                    self.emit(
+                        JUMP_EQ,
+                        *value,
+                        (values.len() - 1 - index) as u8,
+                        u8::from(index + 1 == values.len()),
+                    );
                 }
                 self.emit(RETURN, action, 0, 0);
             }
@@ -222,19 +230,31 @@ mod tests {
     const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
 
     fn rest() -> Vec<sock_filter> {
-        vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 77 }]
+        vec![sock_filter {
+            code: RETURN,
+            jt: 0,
+            jf: 0,
+            k: 77,
+        }]
     }
 
     #[test]
     fn each_number_finds_its_leaf_and_all_others_the_rest() {
         for size in [0u32, 1, 2, 3, 7, 64, 150] {
             let leaves = (0..size)
-                .map(|i| Leaf { number: i * 3 + 1, tests: vec![(When::Always, Action::Errno(i.cast_signed() + 1))] })
+                .map(|i| Leaf {
+                    number: i * 3 + 1,
+                    tests: vec![(When::Always, Action::Errno(i.cast_signed() + 1))],
+                })
                 .collect();
             let program = assemble(leaves, &rest());
             for number in 0..size * 3 + 5 {
                 let leaf = number % 3 == 1 && number / 3 < size;
-                let expected = if leaf { libc::SECCOMP_RET_ERRNO | (number / 3 + 1) } else { 77 };
+                let expected = if leaf {
+                    libc::SECCOMP_RET_ERRNO | (number / 3 + 1)
+                } else {
+                    77
+                };
                 assert_eq!(run(&program, ARCH, number, [0; 6]), expected, "{number} of {size}");
             }
         }
@@ -270,7 +290,13 @@ mod tests {
             (When::NotZeroAndNotNull(0, 2), [3, 0, 0, 0, 0, 0], false),
         ];
         for (when, args, matches) in cases {
-            let program = assemble(vec![Leaf { number: 9, tests: vec![(*when, Action::Notify)] }], &rest());
+            let program = assemble(
+                vec![Leaf {
+                    number: 9,
+                    tests: vec![(*when, Action::Notify)],
+                }],
+                &rest(),
+            );
             let expected = if *matches { NOTIFY } else { ALLOW };
             assert_eq!(run(&program, ARCH, 9, *args), expected, "{when:?} {args:?}");
         }

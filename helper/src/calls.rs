@@ -40,7 +40,12 @@ pub(crate) struct Call {
 }
 
 const fn call(number: i64, name: &'static str, class: Class, when: When) -> Call {
-    Call { number, name, class, when }
+    Call {
+        number,
+        name,
+        class,
+        when,
+    }
 }
 
 /// Write intent in the flags of `open`: access mode (3 included: it opens for `ioctl`), creation, truncation, unnamed files.
@@ -94,59 +99,279 @@ const COMMON: &[Call] = &[
     call(libc::SYS_kill, "kill", Class::Signal, When::Always),
     call(libc::SYS_tkill, "tkill", Class::Signal, When::NoneOf(1, PREEMPTION)),
     call(libc::SYS_tgkill, "tgkill", Class::Signal, When::NoneOf(2, PREEMPTION)),
-    call(libc::SYS_rt_sigqueueinfo, "rt_sigqueueinfo", Class::Signal, When::Always),
-    call(libc::SYS_rt_tgsigqueueinfo, "rt_tgsigqueueinfo", Class::Signal, When::Always),
-    call(libc::SYS_pidfd_send_signal, "pidfd_send_signal", Class::Signal, When::Always),
-    call(libc::SYS_prlimit64, "prlimit64", Class::Process, When::NotZeroAndNotNull(0, 2)),
+    call(
+        libc::SYS_rt_sigqueueinfo,
+        "rt_sigqueueinfo",
+        Class::Signal,
+        When::Always,
+    ),
+    call(
+        libc::SYS_rt_tgsigqueueinfo,
+        "rt_tgsigqueueinfo",
+        Class::Signal,
+        When::Always,
+    ),
+    call(
+        libc::SYS_pidfd_send_signal,
+        "pidfd_send_signal",
+        Class::Signal,
+        When::Always,
+    ),
+    call(
+        libc::SYS_prlimit64,
+        "prlimit64",
+        Class::Process,
+        When::NotZeroAndNotNull(0, 2),
+    ),
     call(libc::SYS_setpriority, "setpriority", Class::Process, When::NotZero(1)),
     call(libc::SYS_ioprio_set, "ioprio_set", Class::Process, When::NotZero(1)),
-    call(libc::SYS_sched_setaffinity, "sched_setaffinity", Class::Process, When::NotZero(0)),
-    call(libc::SYS_sched_setparam, "sched_setparam", Class::Process, When::NotZero(0)),
-    call(libc::SYS_sched_setscheduler, "sched_setscheduler", Class::Process, When::NotZero(0)),
-    call(libc::SYS_sched_setattr, "sched_setattr", Class::Process, When::NotZero(0)),
-    call(libc::SYS_migrate_pages, "migrate_pages", Class::Process, When::NotZero(0)),
+    call(
+        libc::SYS_sched_setaffinity,
+        "sched_setaffinity",
+        Class::Process,
+        When::NotZero(0),
+    ),
+    call(
+        libc::SYS_sched_setparam,
+        "sched_setparam",
+        Class::Process,
+        When::NotZero(0),
+    ),
+    call(
+        libc::SYS_sched_setscheduler,
+        "sched_setscheduler",
+        Class::Process,
+        When::NotZero(0),
+    ),
+    call(
+        libc::SYS_sched_setattr,
+        "sched_setattr",
+        Class::Process,
+        When::NotZero(0),
+    ),
+    call(
+        libc::SYS_migrate_pages,
+        "migrate_pages",
+        Class::Process,
+        When::NotZero(0),
+    ),
     call(libc::SYS_move_pages, "move_pages", Class::Process, When::NotZero(0)),
-    call(libc::SYS_process_vm_writev, "process_vm_writev", Class::Process, When::Always),
-    call(libc::SYS_ptrace, "ptrace", Class::Process, When::OneOf(0, PTRACE_ATTACH)),
+    call(
+        libc::SYS_process_vm_writev,
+        "process_vm_writev",
+        Class::Process,
+        When::Always,
+    ),
+    call(
+        libc::SYS_ptrace,
+        "ptrace",
+        Class::Process,
+        When::OneOf(0, PTRACE_ATTACH),
+    ),
     call(libc::SYS_pidfd_getfd, "pidfd_getfd", Class::Process, When::Always),
-    call(libc::SYS_process_madvise, "process_madvise", Class::Process, When::Always),
-    call(libc::SYS_process_mrelease, "process_mrelease", Class::Process, When::Always),
+    call(
+        libc::SYS_process_madvise,
+        "process_madvise",
+        Class::Process,
+        When::Always,
+    ),
+    call(
+        libc::SYS_process_mrelease,
+        "process_mrelease",
+        Class::Process,
+        When::Always,
+    ),
     call(libc::SYS_connect, "connect", Class::Address, When::Always),
     call(libc::SYS_bind, "bind", Class::Address, When::Always),
     call(libc::SYS_sendto, "sendto", Class::Address, When::NotNull(4)),
-    call(libc::SYS_unshare, "unshare", Class::Closed(Operation::Namespace), When::AnyBit(0, NAMESPACE_FLAGS | NEW_TIME)),
-    call(libc::SYS_clone, "clone", Class::Closed(Operation::Namespace), When::AnyBit(0, NAMESPACE_FLAGS)),
-    call(libc::SYS_setns, "setns", Class::Closed(Operation::Namespace), When::Always),
+    call(
+        libc::SYS_unshare,
+        "unshare",
+        Class::Closed(Operation::Namespace),
+        When::AnyBit(0, NAMESPACE_FLAGS | NEW_TIME),
+    ),
+    call(
+        libc::SYS_clone,
+        "clone",
+        Class::Closed(Operation::Namespace),
+        When::AnyBit(0, NAMESPACE_FLAGS),
+    ),
+    call(
+        libc::SYS_setns,
+        "setns",
+        Class::Closed(Operation::Namespace),
+        When::Always,
+    ),
     call(libc::SYS_mount, "mount", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_umount2, "umount2", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_pivot_root, "pivot_root", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_chroot, "chroot", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_open_tree, "open_tree", Class::Closed(Operation::Mount), When::Always),
-    call(SYS_OPEN_TREE_ATTR, "open_tree_attr", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_move_mount, "move_mount", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_fsopen, "fsopen", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_fsmount, "fsmount", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_fspick, "fspick", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_fsconfig, "fsconfig", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_mount_setattr, "mount_setattr", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_swapon, "swapon", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_swapoff, "swapoff", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_quotactl, "quotactl", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_quotactl_fd, "quotactl_fd", Class::Closed(Operation::Mount), When::Always),
-    call(libc::SYS_io_uring_setup, "io_uring_setup", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_bpf, "bpf", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_perf_event_open, "perf_event_open", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_userfaultfd, "userfaultfd", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_open_by_handle_at, "open_by_handle_at", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_fanotify_init, "fanotify_init", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_kexec_load, "kexec_load", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_init_module, "init_module", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_finit_module, "finit_module", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_delete_module, "delete_module", Class::Closed(Operation::KernelInterface), When::Always),
-    call(libc::SYS_acct, "acct", Class::Closed(Operation::KernelInterface), When::Always),
+    call(
+        libc::SYS_umount2,
+        "umount2",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_pivot_root,
+        "pivot_root",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_chroot,
+        "chroot",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_open_tree,
+        "open_tree",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        SYS_OPEN_TREE_ATTR,
+        "open_tree_attr",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_move_mount,
+        "move_mount",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_fsopen,
+        "fsopen",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_fsmount,
+        "fsmount",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_fspick,
+        "fspick",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_fsconfig,
+        "fsconfig",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_mount_setattr,
+        "mount_setattr",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_swapon,
+        "swapon",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_swapoff,
+        "swapoff",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_quotactl,
+        "quotactl",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_quotactl_fd,
+        "quotactl_fd",
+        Class::Closed(Operation::Mount),
+        When::Always,
+    ),
+    call(
+        libc::SYS_io_uring_setup,
+        "io_uring_setup",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_bpf,
+        "bpf",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_perf_event_open,
+        "perf_event_open",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_userfaultfd,
+        "userfaultfd",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_open_by_handle_at,
+        "open_by_handle_at",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_fanotify_init,
+        "fanotify_init",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_kexec_load,
+        "kexec_load",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_init_module,
+        "init_module",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_finit_module,
+        "finit_module",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_delete_module,
+        "delete_module",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
+    call(
+        libc::SYS_acct,
+        "acct",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
     call(libc::SYS_keyctl, "keyctl", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_add_key, "add_key", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_request_key, "request_key", Class::Closed(Operation::Ipc), When::Always),
+    call(
+        libc::SYS_add_key,
+        "add_key",
+        Class::Closed(Operation::Ipc),
+        When::Always,
+    ),
+    call(
+        libc::SYS_request_key,
+        "request_key",
+        Class::Closed(Operation::Ipc),
+        When::Always,
+    ),
     call(libc::SYS_shmget, "shmget", Class::Closed(Operation::Ipc), When::Always),
     call(libc::SYS_shmat, "shmat", Class::Closed(Operation::Ipc), When::Always),
     call(libc::SYS_shmctl, "shmctl", Class::Closed(Operation::Ipc), When::Always),
@@ -156,9 +381,19 @@ const COMMON: &[Call] = &[
     call(libc::SYS_msgctl, "msgctl", Class::Closed(Operation::Ipc), When::Always),
     call(libc::SYS_semget, "semget", Class::Closed(Operation::Ipc), When::Always),
     call(libc::SYS_semop, "semop", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_semtimedop, "semtimedop", Class::Closed(Operation::Ipc), When::Always),
+    call(
+        libc::SYS_semtimedop,
+        "semtimedop",
+        Class::Closed(Operation::Ipc),
+        When::Always,
+    ),
     call(libc::SYS_semctl, "semctl", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_mq_unlink, "mq_unlink", Class::Closed(Operation::Ipc), When::Always),
+    call(
+        libc::SYS_mq_unlink,
+        "mq_unlink",
+        Class::Closed(Operation::Ipc),
+        When::Always,
+    ),
 ];
 
 /// Older forms that only some architectures have.
@@ -181,14 +416,23 @@ const OLDER: &[Call] = &[
     call(libc::SYS_utimes, "utimes", Class::Metadata, When::Always),
     call(libc::SYS_futimesat, "futimesat", Class::Metadata, When::Always),
     call(libc::SYS_access, "access", Class::Access, When::AnyBit(1, W_OK)),
-    call(libc::SYS_kexec_file_load, "kexec_file_load", Class::Closed(Operation::KernelInterface), When::Always),
+    call(
+        libc::SYS_kexec_file_load,
+        "kexec_file_load",
+        Class::Closed(Operation::KernelInterface),
+        When::Always,
+    ),
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[Call] = &[call(libc::SYS_renameat, "renameat", Class::File, When::Always)];
 
 /// Sockets, notified only when the network is restricted. `AF_UNIX` is never excluded by kind.
-const SOCKETS: &[Call] =
-    &[call(libc::SYS_socket, "socket", Class::Socket, When::NoneOf(0, &[libc::AF_UNIX.cast_unsigned()]))];
+const SOCKETS: &[Call] = &[call(
+    libc::SYS_socket,
+    "socket",
+    Class::Socket,
+    When::NoneOf(0, &[libc::AF_UNIX.cast_unsigned()]),
+)];
 
 /// Reading opens, notified only when paths are hidden.
 const READS: &[Call] = &[
@@ -215,7 +459,11 @@ pub(crate) fn entries(scope: Scope) -> impl Iterator<Item = &'static Call> {
 
 /// The entry of a number that was notified.
 pub(crate) fn find(number: i64) -> Option<&'static Call> {
-    COMMON.iter().chain(OLDER).chain(SOCKETS).find(|call| call.number == number)
+    COMMON
+        .iter()
+        .chain(OLDER)
+        .chain(SOCKETS)
+        .find(|call| call.number == number)
 }
 
 #[cfg(test)]
@@ -225,7 +473,12 @@ mod tests {
 
     #[test]
     fn no_number_is_in_the_table_twice() {
-        let mut numbers: Vec<_> = entries(Scope { sockets: true, reads: false }).map(|call| call.number).collect();
+        let mut numbers: Vec<_> = entries(Scope {
+            sockets: true,
+            reads: false,
+        })
+        .map(|call| call.number)
+        .collect();
         let count = numbers.len();
         numbers.sort_unstable();
         numbers.dedup();

@@ -49,7 +49,11 @@ impl Channel {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return None;
         }
-        Some(Self { socket, decoder: Decoder::new(FRAME_LIMIT), queue: VecDeque::new() })
+        Some(Self {
+            socket,
+            decoder: Decoder::new(FRAME_LIMIT),
+            queue: VecDeque::new(),
+        })
     }
 
     /// Waits for the first message, which carries the command's streams.
@@ -80,7 +84,11 @@ impl Channel {
     }
 
     fn next(&mut self) -> Result<Option<ToHelper>, ChannelError> {
-        Ok(self.decoder.next_payload()?.map(|payload| codec::from_binary(&payload)).transpose()?)
+        Ok(self
+            .decoder
+            .next_payload()?
+            .map(|payload| codec::from_binary(&payload))
+            .transpose()?)
     }
 
     fn fill(&mut self, fds: &mut Vec<OwnedFd>, flags: RecvFlags) -> Result<(), ChannelError> {
@@ -114,7 +122,11 @@ impl Channel {
 
     /// Sends an event that the final report repeats: dropped when the daemon is behind.
     pub(crate) fn send_if_idle(&mut self, message: &FromHelper) -> Result<(), ChannelError> {
-        if self.queue.is_empty() { self.send(message) } else { Ok(()) }
+        if self.queue.is_empty() {
+            self.send(message)
+        } else {
+            Ok(())
+        }
     }
 
     /// Sends what the socket takes now.
@@ -122,7 +134,12 @@ impl Channel {
         while !self.queue.is_empty() {
             let (bytes, _) = self.queue.as_slices();
             let mut none = SendAncillaryBuffer::default();
-            match sendmsg(self.socket, &[IoSlice::new(bytes)], &mut none, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match sendmsg(
+                self.socket,
+                &[IoSlice::new(bytes)],
+                &mut none,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
                 Ok(sent) => drop(self.queue.drain(..sent)),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
@@ -148,7 +165,10 @@ impl Channel {
             }
             let timeout = rustix::event::Timespec::try_from(left).ok();
             let mut wait = [PollFd::from_borrowed_fd(self.socket, PollFlags::OUT)];
-            if !matches!(rustix::event::poll(&mut wait, timeout.as_ref()), Ok(_) | Err(Errno::INTR)) {
+            if !matches!(
+                rustix::event::poll(&mut wait, timeout.as_ref()),
+                Ok(_) | Err(Errno::INTR)
+            ) {
                 return;
             }
         }

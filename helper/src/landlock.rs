@@ -6,8 +6,8 @@ use dsh_policy::mode::{Guarantee, Network};
 use dsh_policy::plan::Confinement;
 use dsh_policy::result::Unenforced;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
-    RulesetCreatedAttr, RulesetError, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
@@ -63,7 +63,9 @@ pub(crate) fn prepare(confinement: &Confinement) -> Result<Prepared, LandlockErr
     if abi == 0 {
         return Err(LandlockError::Missing);
     }
-    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(handled())?;
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(handled())?;
     if confinement.network == Network::None {
         ruleset = ruleset.handle_access(AccessNet::from_all(ABI::V8))?;
     }
@@ -72,14 +74,26 @@ pub(crate) fn prepare(confinement: &Confinement) -> Result<Prepared, LandlockErr
         created = allow(created, root, handled())?;
     }
     for device in &confinement.devices {
-        created = allow(created, device, AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev)?;
+        created = allow(
+            created,
+            device,
+            AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
+        )?;
     }
     let ruleset = Option::<OwnedFd>::from(created).ok_or(LandlockError::Missing)?;
-    Ok(Prepared { ruleset, restrict_flags: if abi >= 7 { LOG_NEW_EXEC_ON } else { 0 }, abi })
+    Ok(Prepared {
+        ruleset,
+        restrict_flags: if abi >= 7 { LOG_NEW_EXEC_ON } else { 0 },
+        abi,
+    })
 }
 
 /// Adds one root. A file gets only the rights that files have. A device that this host lacks needs no rule.
-fn allow(ruleset: RulesetCreated, path: &ByteString, access: BitFlags<AccessFs>) -> Result<RulesetCreated, LandlockError> {
+fn allow(
+    ruleset: RulesetCreated,
+    path: &ByteString,
+    access: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, LandlockError> {
     let root = match rustix::fs::openat(CWD, path.as_os_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
         Ok(root) => root,
         Err(rustix::io::Errno::NOENT) if path.as_bytes().starts_with(b"/dev/") => return Ok(ruleset),
@@ -87,7 +101,11 @@ fn allow(ruleset: RulesetCreated, path: &ByteString, access: BitFlags<AccessFs>)
     };
     let stat = rustix::fs::fstat(&root).map_err(|errno| LandlockError::Root(path.clone(), errno))?;
     let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-    let access = if is_folder { access } else { access & AccessFs::from_file(ABI::V8) };
+    let access = if is_folder {
+        access
+    } else {
+        access & AccessFs::from_file(ABI::V8)
+    };
     Ok(ruleset.add_rule(PathBeneath::new(root, access))?)
 }
 

@@ -32,14 +32,19 @@ pub(crate) struct Walls {
 
 /// A failure without a kernel error.
 pub(crate) fn failure(step: Step, errno: i32, detail: impl Into<String>) -> Failure {
-    Failure { step, errno, detail: detail.into() }
+    Failure {
+        step,
+        errno,
+        detail: detail.into(),
+    }
 }
 
 impl Image {
     /// Takes what a plan says about the command.
     pub(crate) fn prepare(plan: &Plan, stdio: [OwnedFd; 3]) -> Result<Self, Failure> {
         let text = |bytes: &ByteString, step: Step, what: &str| {
-            CString::new(bytes.as_bytes()).map_err(|_| failure(step, libc::EINVAL, format!("the {what} contains a NUL byte")))
+            CString::new(bytes.as_bytes())
+                .map_err(|_| failure(step, libc::EINVAL, format!("the {what} contains a NUL byte")))
         };
         let mut arguments = vec![c"bash".to_owned(), c"-c".to_owned()];
         if matches!(plan.command.as_bytes(), [b'-' | b'+', ..]) {
@@ -72,7 +77,11 @@ impl Image {
         let (report, child_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| fork(errno.into()))?;
         let pointers = |strings: &[CString]| -> Vec<*const c_char> {
-            strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+            strings
+                .iter()
+                .map(|string| string.as_ptr())
+                .chain([ptr::null()])
+                .collect()
         };
         let (argv, envp) = (pointers(&self.arguments), pointers(&self.environment));
         let number = |fd: BorrowedFd<'_>| fd.as_raw_fd();
@@ -112,12 +121,25 @@ impl Walls {
     pub(crate) fn prepare(confinement: &Confinement, listen: bool) -> Result<Self, Failure> {
         let prepared = landlock::prepare(confinement)
             .map_err(|error| failure(Step::BuildRuleset, error.errno(), error.to_string()))?;
-        let observation =
-            if listen { Observation::Listener } else { Observation::Blind { signals_scoped: prepared.abi >= 6 } };
+        let observation = if listen {
+            Observation::Listener
+        } else {
+            Observation::Blind {
+                signals_scoped: prepared.abi >= 6,
+            }
+        };
         let filter = seccomp::build(confinement, observation)
             .map_err(|error| failure(Step::BuildRuleset, 0, error.to_string()))?;
-        let expect_refusal = !confinement.writable.iter().any(|root| is_within(root.as_bytes(), b"/proc/self"));
-        Ok(Self { prepared, filter, listen, expect_refusal })
+        let expect_refusal = !confinement
+            .writable
+            .iter()
+            .any(|root| is_within(root.as_bytes(), b"/proc/self"));
+        Ok(Self {
+            prepared,
+            filter,
+            listen,
+            expect_refusal,
+        })
     }
 
     /// Landlock ABI of this kernel.

@@ -2,13 +2,21 @@
 //!
 //! Started by the daemon with a socket at fd 0 and nothing else; reads no configuration and no environment. The order is the safety argument: whatever
 //! is inherited goes first, privileges before the fork, confinement before the shell; see `sys/child.rs` for what happens between fork and exec.
+mod address;
 mod bpf;
 mod calls;
 mod channel;
+mod emulate;
+mod facts;
+mod files;
 mod landlock;
 mod launch;
 mod mediate;
+mod natural;
+mod object;
 mod private_tmp;
+mod process;
+mod repositories;
 mod seccomp;
 mod supervise;
 mod sys;
@@ -41,7 +49,12 @@ fn main() -> ExitCode {
     }
     sys::clear_environment();
     sys::default_signals();
-    match std::env::args_os().nth(1).as_deref().map(|argument| argument.as_encoded_bytes().to_vec()).as_deref() {
+    match std::env::args_os()
+        .nth(1)
+        .as_deref()
+        .map(|argument| argument.as_encoded_bytes().to_vec())
+        .as_deref()
+    {
         None => serve(),
         Some(b"--version") => {
             println!("dsh-exec-helper {} ({BUILD_ID})", env!("CARGO_PKG_VERSION"));
@@ -57,13 +70,19 @@ fn refuse_to_start() -> ExitCode {
 }
 
 fn serve() -> ExitCode {
-    let Some(mut channel) = Channel::open() else { return refuse_to_start() };
+    let Some(mut channel) = Channel::open() else {
+        return refuse_to_start();
+    };
     let outcome = match receive_plan(&mut channel) {
         Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio),
         Err(None) => return ExitCode::SUCCESS, // A waiting helper that is not needed any more.
         Err(Some(failure)) => Err(failure),
     };
-    let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+    let code = if outcome.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(FAILED)
+    };
     let last = match outcome {
         Ok(report) => FromHelper::Finished(Box::new(report)),
         Err(failure) => FromHelper::Failed(failure),
@@ -83,13 +102,20 @@ fn receive_plan(channel: &mut Channel) -> Result<(Plan, [OwnedFd; 3]), Option<Fa
         ChannelError::Closed => None,
         error => Some(failure(Step::ReceivePlan, 0, error.to_string())),
     };
-    channel.send(&FromHelper::Ready { build: BUILD_ID.to_owned() }).map_err(broken)?;
+    channel
+        .send(&FromHelper::Ready {
+            build: BUILD_ID.to_owned(),
+        })
+        .map_err(broken)?;
     match channel.receive_plan().map_err(broken)? {
         (ToHelper::Run(plan), stdio) if plan.build == BUILD_ID => Ok((*plan, stdio)),
         (ToHelper::Run(plan), _) => Err(Some(failure(
             Step::ReceivePlan,
             0,
-            format!("the daemon is of build {}, this helper of build {BUILD_ID}: install both from one build", plan.build),
+            format!(
+                "the daemon is of build {}, this helper of build {BUILD_ID}: install both from one build",
+                plan.build
+            ),
         ))),
         _ => Err(Some(failure(Step::ReceivePlan, 0, ChannelError::NoPlan.to_string()))),
     }
@@ -98,28 +124,33 @@ fn receive_plan(channel: &mut Channel) -> Result<(Plan, [OwnedFd; 3]), Option<Fa
 fn carry_out(channel: &mut Channel, plan: &Plan, stdio: [OwnedFd; 3]) -> Result<Report, Failure> {
     // 3. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
     //    answer to "would that have failed anyway?" is the command's.
-    if plan.confinement.is_some() {
-        drop_capabilities()?;
-    }
+    let privileged = plan.confinement.is_some() && drop_capabilities()?;
     // 4. supervisor: orphans come to us; signals arrive as messages.
     let signals = become_supervisor()?;
     // 5. private-tmp.
     let private_tmp = PrivateTmp::make(plan)?;
-    let outcome = run(channel, plan, stdio, &signals);
+    let outcome = run(channel, plan, stdio, &signals, privileged);
     drop(private_tmp);
     outcome
 }
 
 /// 6.-17. build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when this process is itself inside a
 /// sandbox that has one: the kernel permits one per process.
-fn run(channel: &mut Channel, plan: &Plan, stdio: [OwnedFd; 3], signals: &SignalFd) -> Result<Report, Failure> {
+fn run(
+    channel: &mut Channel,
+    plan: &Plan,
+    stdio: [OwnedFd; 3],
+    signals: &SignalFd,
+    privileged: bool,
+) -> Result<Report, Failure> {
     let image = Image::prepare(plan, stdio)?;
     let Some(confinement) = &plan.confinement else {
         return supervise(channel, plan, &image, None, signals, None);
     };
-    match attempt(channel, plan, &image, confinement, signals, true) {
+    let mediator = Mediator::new(confinement.clone(), plan.max_denials, privileged);
+    match attempt(channel, plan, &image, confinement, signals, Some(mediator)) {
         Err(failure) if failure.step == Step::Seccomp && failure.errno == libc::EBUSY => {
-            attempt(channel, plan, &image, confinement, signals, false)
+            attempt(channel, plan, &image, confinement, signals, None)
         }
         outcome => outcome,
     }
@@ -131,11 +162,18 @@ fn attempt(
     image: &Image,
     confinement: &Confinement,
     signals: &SignalFd,
-    listen: bool,
+    mediator: Option<Mediator>,
 ) -> Result<Report, Failure> {
+    let listen = mediator.is_some();
     let walls = Walls::prepare(confinement, listen)?;
-    let mediator = listen.then(|| Mediator::new(confinement.clone(), plan.max_denials));
-    supervise(channel, plan, image, Some((&walls, confinement, listen)), signals, mediator)
+    supervise(
+        channel,
+        plan,
+        image,
+        Some((&walls, confinement, listen)),
+        signals,
+        mediator,
+    )
 }
 
 fn supervise(
@@ -159,7 +197,9 @@ fn supervise(
         }
         failure
     })?;
-    let (unenforced, unobserved) = walls.map(|(walls, confinement, listen)| limits(walls, confinement, listen)).unwrap_or_default();
+    let (unenforced, unobserved) = walls
+        .map(|(walls, confinement, listen)| limits(walls, confinement, listen))
+        .unwrap_or_default();
     supervisor.announce(unenforced, unobserved);
     Ok(supervisor.run())
 }
@@ -174,24 +214,38 @@ fn limits(walls: &Walls, confinement: &Confinement, listen: bool) -> (Vec<Unenfo
     (unenforced, unobserved)
 }
 
-fn drop_capabilities() -> Result<(), Failure> {
+/// Says whether there was anything to drop: without a sandbox the command would have had root's powers.
+fn drop_capabilities() -> Result<bool, Failure> {
     let failed = |error: caps::errors::CapsError| failure(Step::DropCapabilities, 0, error.to_string());
+    let privileged = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN).map_err(failed)?;
     // The bounding set needs the capability to change it; without that, `no_new_privs` keeps the rest from coming back.
     if caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_SETPCAP).map_err(failed)? {
         caps::clear(None, caps::CapSet::Bounding).map_err(failed)?;
     }
-    for set in [caps::CapSet::Ambient, caps::CapSet::Inheritable, caps::CapSet::Effective, caps::CapSet::Permitted] {
+    for set in [
+        caps::CapSet::Ambient,
+        caps::CapSet::Inheritable,
+        caps::CapSet::Effective,
+        caps::CapSet::Permitted,
+    ] {
         caps::clear(None, set).map_err(failed)?;
     }
-    Ok(())
+    Ok(privileged)
 }
 
 fn become_supervisor() -> Result<SignalFd, Failure> {
     let failed = |errno: i32| failure(Step::Supervisor, errno, "");
     // Any process id switches it on: the kernel takes the argument for a truth value.
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|errno| failed(errno.raw_os_error()))?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|errno| failed(errno.raw_os_error()))?;
     let mut watched = SigSet::empty();
-    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+    for signal in [
+        Signal::SIGCHLD,
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
         watched.add(signal);
     }
     let mut blocked = watched;
@@ -205,7 +259,9 @@ struct PrivateTmp(Option<CString>);
 
 impl PrivateTmp {
     fn make(plan: &Plan) -> Result<Self, Failure> {
-        let Some(path) = &plan.private_tmp else { return Ok(Self(None)) };
+        let Some(path) = &plan.private_tmp else {
+            return Ok(Self(None));
+        };
         let failed = |errno: i32| failure(Step::PrivateTmp, errno, path.display());
         let name = CString::new(path.as_bytes()).map_err(|_| failed(libc::EINVAL))?;
         private_tmp::make(&name).map_err(|errno| failed(errno.raw_os_error()))?;

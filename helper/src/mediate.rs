@@ -1,26 +1,241 @@
-//! Answers parked calls.
+//! Answers parked calls: finds the call in the table, has it judged by its class, records refusals.
+//!
+//! Three rules keep this sound against a program that changes its memory meanwhile. A refusal is always safe: the call does not happen. A call is let
+//! through only where Landlock enforces the same rule on the real object. Everything else is done by the supervisor itself, on an object that it has
+//! pinned and judged; then every outcome, also a failure, is answered and never let through.
 use dsh_policy::DenialFact;
-use dsh_policy::mode::Guarantee;
+use dsh_policy::decide::{Verdict, socket, write_with};
+use dsh_policy::denial::{Operation, Rule};
+use dsh_policy::mode::{Guarantee, Network, SandboxMode};
 use dsh_policy::plan::Confinement;
 use dsh_policy::result::Unenforced;
+use rustix::io::Errno;
 
-use crate::sys::{Answer, Listener};
+use crate::calls::{self, Call, Class};
+use crate::facts::{Ledger, Refusal};
+use crate::object::{Found, View};
+use crate::repositories::Repositories;
+use crate::sys::{Answer, Listener, Notification};
+use crate::{address, emulate, files, process};
 
-pub(crate) struct Mediator {}
-impl Mediator {
-    pub(crate) fn new(_confinement: Confinement, _max: u32) -> Self { Self {} }
-    pub(crate) fn start(&mut self, _shell: i32) {}
-    pub(crate) fn serve(&mut self, listener: &Listener) -> bool {
-        match listener.receive() {
-            Ok(n) => {
-                let a = if i64::from(n.data.nr) == libc::SYS_unshare { Answer::Fail(1) } else { Answer::Continue };
-                listener.answer(n.id, a); true }
-            Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+/// What becomes of a parked call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// This.
+    Answer(Answer),
+    /// The sandbox says no.
+    Refuse(Refusal),
+}
+
+impl Decision {
+    /// The kernel goes on.
+    pub(crate) const CONTINUE: Self = Self::Answer(Answer::Continue);
+
+    /// The call fails as it would have anyway.
+    pub(crate) fn fail(errno: Errno) -> Self {
+        Self::Answer(Answer::Fail(errno.raw_os_error()))
+    }
+}
+
+/// One parked call on its way to a decision.
+pub(crate) struct Parked<'a> {
+    /// Its entry in the table.
+    pub(crate) call: &'a Call,
+    /// Its arguments.
+    pub(crate) args: [u64; 6],
+    /// Its file system.
+    pub(crate) view: View,
+    /// Its identity, for answers that bring a descriptor.
+    pub(crate) id: u64,
+    /// Where it is parked.
+    pub(crate) listener: &'a Listener,
+}
+
+impl Parked<'_> {
+    /// An argument that the kernel takes for an `int`.
+    pub(crate) fn int(&self, index: usize) -> i32 {
+        self.args[index] as i32
+    }
+
+    /// An argument that the kernel takes for an `unsigned int`.
+    pub(crate) fn bits(&self, index: usize) -> u32 {
+        self.args[index] as u32
+    }
+}
+
+/// The policy, and what this user could do without it.
+pub(crate) struct Judge {
+    /// The rules.
+    pub(crate) confinement: Confinement,
+    /// Which repositories are old.
+    pub(crate) repositories: Repositories,
+    /// The user has the powers of root when not confined.
+    pub(crate) privileged: bool,
+}
+
+impl Judge {
+    /// Whether `operation` on the object called `path` is refused, and by which rule.
+    pub(crate) fn refuses(&self, operation: Operation, path: &[u8]) -> Option<Rule> {
+        match write_with(&self.confinement, operation, path, &self.repositories) {
+            Verdict::Allow => None,
+            Verdict::Refuse(rule) => Some(rule),
         }
     }
-    pub(crate) fn take_event(&mut self) -> Option<DenialFact> { None }
-    pub(crate) fn into_facts(self) -> (Vec<DenialFact>, u64) { (vec![], 0) }
+
+    /// The rule for a call whose object could not be seen.
+    pub(crate) fn blind_rule(&self) -> Rule {
+        match self.confinement.mode {
+            SandboxMode::ReadOnly => Rule::ReadOnlyMode,
+            _ => Rule::OutsideWritableRoots,
+        }
+    }
 }
-pub(crate) fn unenforced(_c: &Confinement, _listen: bool) -> Vec<Unenforced> {
-    vec![Unenforced { guarantee: Guarantee::Facts, reason: "not built yet".into() }]
+
+/// A refusal of `operation` on `found`.
+pub(crate) fn refusal(operation: Operation, rule: Rule, found: Found, given: Vec<u8>) -> Decision {
+    Decision::Refuse(Refusal {
+        operation,
+        rule,
+        path: Some(found.path),
+        given: Some(given),
+        second: None,
+        detail: None,
+    })
+}
+
+/// The supervisor's judgement of one command.
+pub(crate) struct Mediator {
+    judge: Judge,
+    limit: u32,
+    ledger: Option<Ledger>,
+}
+
+impl Mediator {
+    /// For a command that has not started yet. What is refused until [`Mediator::start`] is the set-up's own check.
+    pub(crate) fn new(confinement: Confinement, limit: u32, privileged: bool) -> Self {
+        Self {
+            judge: Judge {
+                confinement,
+                repositories: Repositories::new(),
+                privileged,
+            },
+            limit,
+            ledger: None,
+        }
+    }
+
+    /// The shell runs: from now on refusals are facts.
+    pub(crate) fn start(&mut self, shell: i32) {
+        self.ledger = Some(Ledger::new(shell, self.limit));
+    }
+
+    /// Answers one parked call. An error of receiving means that the caller died before it was looked at.
+    pub(crate) fn serve(&mut self, listener: &Listener) {
+        if let Ok(notification) = listener.receive() {
+            self.decide(listener, &notification);
+        }
+    }
+
+    fn decide(&mut self, listener: &Listener, notification: &Notification) {
+        let id = notification.id;
+        let Some(call) = calls::find(i64::from(notification.data.nr)) else {
+            return listener.answer(id, Answer::Fail(libc::ENOSYS));
+        };
+        let view = View {
+            thread: notification.pid.cast_signed(),
+        };
+        let parked = Parked {
+            call,
+            args: notification.data.args,
+            view,
+            id,
+            listener,
+        };
+        match judge(&self.judge, &parked) {
+            // Harmless even for a caller that is gone: Landlock is underneath.
+            Decision::Answer(answer) => listener.answer(id, answer),
+            Decision::Refuse(refusal) => {
+                let errno = refusal.operation.errno().number();
+                // Only now: everything that was read came from this caller if it still waits.
+                if listener.is_waiting(id) {
+                    if let Some(ledger) = &mut self.ledger {
+                        ledger.record(view.thread, call.name, refusal, &self.judge.confinement);
+                    }
+                }
+                listener.answer(id, Answer::Fail(errno));
+            }
+        }
+    }
+
+    /// The refusal that was new since the last time.
+    pub(crate) fn take_event(&mut self) -> Option<DenialFact> {
+        self.ledger.as_mut()?.take_event()
+    }
+
+    /// Every refusal, and how many were not kept.
+    pub(crate) fn into_facts(self) -> (Vec<DenialFact>, u64) {
+        self.ledger.map(Ledger::into_facts).unwrap_or_default()
+    }
+}
+
+fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
+    match parked.call.class {
+        Class::File | Class::Read => files::judge(judge, parked),
+        Class::Metadata => emulate::judge(judge, parked),
+        Class::Access => files::judge_access(judge, parked),
+        Class::Process | Class::Signal => process::judge(judge, parked),
+        Class::Socket => judge_socket(judge, parked),
+        Class::Address => address::judge(judge, parked),
+        Class::Closed(operation) => process::judge_closed(judge, parked, operation),
+    }
+}
+
+fn judge_socket(judge: &Judge, parked: &Parked<'_>) -> Decision {
+    let (family, kind, protocol) = (parked.int(0), parked.int(1), parked.int(2));
+    match socket(&judge.confinement, family, kind, protocol) {
+        Verdict::Allow => Decision::CONTINUE,
+        Verdict::Refuse(rule) => {
+            let detail = address::describe_socket(family, kind, protocol);
+            Decision::Refuse(Refusal::of(Operation::CreateSocket, rule, Some(detail)))
+        }
+    }
+}
+
+/// What the supervisor cannot promise in this tier, with the reason.
+pub(crate) fn unenforced(confinement: &Confinement, listen: bool) -> Vec<Unenforced> {
+    let mut missing = Vec::new();
+    let mut lacks = |condition: bool, guarantee: Guarantee, reason: &str| {
+        if condition {
+            missing.push(Unenforced {
+                guarantee,
+                reason: reason.to_owned(),
+            });
+        }
+    };
+    let writes = confinement.mode != SandboxMode::ReadOnly;
+    let no_listener = "no seccomp notification listener can be had here";
+    lacks(!listen, Guarantee::Facts, no_listener);
+    lacks(!listen && writes, Guarantee::FileMetadata, no_listener);
+    let protects = confinement.protect_git || !confinement.protect.is_empty();
+    lacks(
+        writes && protects,
+        Guarantee::ProtectedPaths,
+        "the landlock tier refuses them by name before the kernel looks again, so a program that races with itself can win; the namespace tier holds",
+    );
+    lacks(
+        !confinement.deny_read.is_empty(),
+        Guarantee::DenyRead,
+        "the landlock tier refuses them by name before the kernel looks again, so a program that races with itself can win; the namespace tier holds",
+    );
+    lacks(
+        true,
+        Guarantee::UnixSockets,
+        "the landlock tier refuses connect and sendto by name, but not sendmsg, and a program that races with itself can win; the namespace tier holds",
+    );
+    lacks(
+        confinement.network == Network::Loopback,
+        Guarantee::Network,
+        "without a network namespace the services of the host on loopback stay reachable, and so does the network by sendmsg",
+    );
+    missing
 }

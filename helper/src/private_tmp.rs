@@ -85,7 +85,12 @@ fn is_folder(parent: &OwnedFd, name: &CStr) -> bool {
 
 /// Opens a folder for reading, giving its owner full access first when its mode locks even him out.
 fn unlocked<Fd: AsFd>(parent: Fd, name: &CStr) -> Result<OwnedFd, Errno> {
-    let pinned = openat(&parent, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let pinned = openat(
+        &parent,
+        name,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let mode = rustix::fs::fstat(&pinned)?.st_mode;
     if mode & 0o700 != 0o700 {
         use std::os::fd::AsRawFd as _;
@@ -95,5 +100,10 @@ fn unlocked<Fd: AsFd>(parent: Fd, name: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 fn open_folder<Fd: AsFd>(parent: Fd, name: &CStr) -> Result<OwnedFd, Errno> {
-    openat(parent, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    openat(
+        parent,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }

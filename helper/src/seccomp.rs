@@ -27,11 +27,17 @@ pub(crate) enum Observation {
 
 /// Which part of the table of calls a confinement needs.
 pub(crate) fn scope(confinement: &Confinement) -> Scope {
-    Scope { sockets: confinement.network != Network::Full, reads: !confinement.deny_read.is_empty() }
+    Scope {
+        sockets: confinement.network != Network::Full,
+        reads: !confinement.deny_read.is_empty(),
+    }
 }
 
 /// Builds the program. An error of `seccompiler` can only be a fault of the table above.
-pub(crate) fn build(confinement: &Confinement, observation: Observation) -> Result<Vec<sock_filter>, seccompiler::Error> {
+pub(crate) fn build(
+    confinement: &Confinement,
+    observation: Observation,
+) -> Result<Vec<sock_filter>, seccompiler::Error> {
     let constant: BpfProgram = SeccompFilter::new(
         BTreeMap::from(ABSENT.map(|number| (number, Vec::new()))),
         SeccompAction::Allow,
@@ -40,24 +46,37 @@ pub(crate) fn build(confinement: &Confinement, observation: Observation) -> Resu
     )
     .and_then(BpfProgram::try_from)
     .map_err(seccompiler::Error::Backend)?;
-    let rest: Vec<sock_filter> =
-        constant.iter().map(|i| sock_filter { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect();
+    let rest: Vec<sock_filter> = constant
+        .iter()
+        .map(|i| sock_filter {
+            code: i.code,
+            jt: i.jt,
+            jf: i.jf,
+            k: i.k,
+        })
+        .collect();
     Ok(assemble(leaves(confinement, observation), &rest))
 }
 
 fn leaves(confinement: &Confinement, observation: Observation) -> Vec<Leaf> {
     let mut leaves: BTreeMap<i64, Leaf> = BTreeMap::new();
     for call in calls::entries(scope(confinement)) {
-        let Some(action) = action(call, confinement, observation) else { continue };
-        let leaf = leaves
-            .entry(call.number)
-            .or_insert_with(|| Leaf { number: u32::try_from(call.number).unwrap_or(u32::MAX), tests: Vec::new() });
+        let Some(action) = action(call, confinement, observation) else {
+            continue;
+        };
+        let leaf = leaves.entry(call.number).or_insert_with(|| Leaf {
+            number: u32::try_from(call.number).unwrap_or(u32::MAX),
+            tests: Vec::new(),
+        });
         leaf.tests.push((call.when, action));
     }
     let injection = (When::OneOf(1, calls::TERMINAL_INJECTION), Action::Errno(libc::EPERM));
     leaves
         .entry(libc::SYS_ioctl)
-        .or_insert_with(|| Leaf { number: libc::SYS_ioctl as u32, tests: Vec::new() })
+        .or_insert_with(|| Leaf {
+            number: libc::SYS_ioctl as u32,
+            tests: Vec::new(),
+        })
         .tests
         .push(injection);
     leaves.into_values().collect()
@@ -65,7 +84,9 @@ fn leaves(confinement: &Confinement, observation: Observation) -> Vec<Leaf> {
 
 /// What a matching call gets; none when it is permitted because another layer enforces it or nobody can.
 fn action(call: &Call, confinement: &Confinement, observation: Observation) -> Option<Action> {
-    let Observation::Blind { signals_scoped } = observation else { return Some(Action::Notify) };
+    let Observation::Blind { signals_scoped } = observation else {
+        return Some(Action::Notify);
+    };
     match call.class {
         Class::Closed(operation) => Some(Action::Errno(operation.errno().number())),
         // Arguments that name one's own process by number are refused too: without a supervisor nobody can tell.

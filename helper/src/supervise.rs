@@ -106,14 +106,22 @@ impl<'a> Supervisor<'a> {
         }
         Err(match self.failed {
             Some((step, errno)) => failure(step, errno, ""),
-            None if late => failure(Step::Exec, libc::ETIMEDOUT, "the set-up did not end before its deadline"),
+            None if late => failure(
+                Step::Exec,
+                libc::ETIMEDOUT,
+                "the set-up did not end before its deadline",
+            ),
             None => failure(Step::Exec, 0, "the process was ended during the set-up"),
         })
     }
 
     /// Tells the daemon that the shell runs.
     pub(crate) fn announce(&mut self, unenforced: Vec<Unenforced>, unobserved: Option<String>) {
-        self.tell(&FromHelper::Started { pid: self.shell.cast_unsigned(), unenforced, unobserved });
+        self.tell(&FromHelper::Started {
+            pid: self.shell.cast_unsigned(),
+            unenforced,
+            unobserved,
+        });
     }
 
     /// Supervises until nothing is left of the command.
@@ -126,7 +134,11 @@ impl<'a> Supervisor<'a> {
             self.wait(self.kill_at);
         }
         self.end_everything();
-        let survivors = if self.empty { 0 } else { u32::try_from(tree::descendants().len().max(1)).unwrap_or(u32::MAX) };
+        let survivors = if self.empty {
+            0
+        } else {
+            u32::try_from(tree::descendants().len().max(1)).unwrap_or(u32::MAX)
+        };
         let (denials, denials_dropped) = self.mediator.take().map(Mediator::into_facts).unwrap_or_default();
         Report {
             status: self.status.unwrap_or(ExitStatus::Signal(libc::SIGKILL)),
@@ -151,12 +163,16 @@ impl<'a> Supervisor<'a> {
     }
 
     fn wait(&mut self, deadline: Option<Instant>) {
-        let timeout = deadline.and_then(|deadline| {
-            Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
-        });
-        let (mut control, mut signals, mut report, mut listener) = (false, false, false, false);
+        let timeout =
+            deadline.and_then(|deadline| Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok());
+        let none = PollFlags::empty();
+        let (mut control, mut signals, mut report, mut listener) = (none, none, none, none);
         {
-            let writable = if self.channel.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            let writable = if self.channel.has_unsent() {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            };
             let mut fds = Vec::with_capacity(4);
             let mut names = Vec::with_capacity(4);
             if let Some(fd) = &self.listener {
@@ -177,29 +193,31 @@ impl<'a> Supervisor<'a> {
                 return; // Interrupted: the caller looks at its deadline and comes back.
             }
             for (fd, name) in fds.iter().zip(names) {
-                *name = !fd.revents().is_empty();
+                *name = fd.revents();
             }
         }
-        if listener {
+        if listener.contains(PollFlags::IN) {
             self.mediate();
+        } else if !listener.is_empty() {
+            self.listener = None; // The last process that had the filter is gone.
         }
-        if report {
+        if !report.is_empty() {
             self.read_report();
         }
-        if signals {
+        if !signals.is_empty() {
             self.read_signals();
         }
-        if control {
+        if !control.is_empty() {
             self.read_control();
         }
     }
 
     fn mediate(&mut self) {
-        let (Some(listener), Some(mediator)) = (&self.listener, &mut self.mediator) else { return };
-        if !mediator.serve(listener) {
-            self.listener = None; // The last process that had the filter is gone.
-        }
-        if let Some(fact) = self.mediator.as_mut().and_then(Mediator::take_event) {
+        let (Some(listener), Some(mediator)) = (&self.listener, &mut self.mediator) else {
+            return;
+        };
+        mediator.serve(listener);
+        if let Some(fact) = mediator.take_event() {
             let sent = self.channel.send_if_idle(&FromHelper::Denial(Box::new(fact)));
             self.daemon_gone |= sent.is_err();
         }
@@ -210,15 +228,24 @@ impl<'a> Supervisor<'a> {
         let mut bytes = [0u8; 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received =
-            recvmsg(report, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC).map(|r| r.bytes);
+        let received = recvmsg(
+            report,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .map(|r| r.bytes);
         let mut fd = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(mut rights) = message {
                 fd = rights.next();
             }
         }
-        match received.ok().filter(|length| *length > 0).and_then(|length| ChildReport::parse(&bytes[..length], fd)) {
+        match received
+            .ok()
+            .filter(|length| *length > 0)
+            .and_then(|length| ChildReport::parse(&bytes[..length], fd))
+        {
             Some(ChildReport::Listener(fd)) => self.listener = Some(Listener::new(fd)),
             Some(ChildReport::Complete) => self.complete = true,
             Some(ChildReport::Failed(step, errno)) => {
@@ -295,7 +322,10 @@ impl<'a> Supervisor<'a> {
     }
 
     fn usage(&self) -> Usage {
-        let mut usage = Usage { wall_ms: milliseconds(self.started.elapsed()), ..Usage::default() };
+        let mut usage = Usage {
+            wall_ms: milliseconds(self.started.elapsed()),
+            ..Usage::default()
+        };
         if let Ok(used) = getrusage(UsageWho::RUSAGE_CHILDREN) {
             let time = |t: nix::sys::time::TimeVal| {
                 u64::try_from(t.tv_sec()).unwrap_or(0) * 1000 + u64::try_from(t.tv_usec()).unwrap_or(0) / 1000

@@ -69,14 +69,23 @@ fn collect(pid: i32, depth: usize, found: &mut Vec<i32>) {
 
 /// The threads of a process: each has children of its own.
 fn threads(pid: i32) -> Vec<i32> {
-    let Some(folder) = open(&format!("/proc/{pid}/task"), OFlags::DIRECTORY) else { return Vec::new() };
-    let Ok(entries) = Dir::new(folder) else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()
+    let Some(folder) = open(&format!("/proc/{pid}/task"), OFlags::DIRECTORY) else {
+        return Vec::new();
+    };
+    let Ok(entries) = Dir::new(folder) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+        .collect()
 }
 
 fn children(pid: i32, thread: i32) -> Vec<i32> {
     let text = read(&format!("/proc/{pid}/task/{thread}/children"));
-    text.split(u8::is_ascii_whitespace).filter_map(|word| std::str::from_utf8(word).ok()?.parse().ok()).collect()
+    text.split(u8::is_ascii_whitespace)
+        .filter_map(|word| std::str::from_utf8(word).ok()?.parse().ok())
+        .collect()
 }
 
 /// Sends `signal` to every descendant and says how many there were.
@@ -131,7 +140,9 @@ pub(crate) fn thread_group(thread: i32) -> Option<i32> {
 /// A numeric field of `/proc/PID/status`.
 fn status_field(pid: i32, name: &[u8]) -> Option<i32> {
     let status = read_start(&proc_path(pid, "status"), 1024);
-    let line = status.split(|byte| *byte == b'\n').find(|line| line.starts_with(name))?;
+    let line = status
+        .split(|byte| *byte == b'\n')
+        .find(|line| line.starts_with(name))?;
     std::str::from_utf8(&line[name.len()..]).ok()?.trim().parse().ok()
 }
 
@@ -146,7 +157,9 @@ fn open(path: &str, flags: OFlags) -> Option<OwnedFd> {
 
 /// The first bytes of a small file; empty when it cannot be read.
 pub(crate) fn read_start(path: &str, limit: usize) -> Vec<u8> {
-    let Some(file) = open(path, OFlags::empty()) else { return Vec::new() };
+    let Some(file) = open(path, OFlags::empty()) else {
+        return Vec::new();
+    };
     let mut text = vec![0; limit];
     let length = rustix::io::read(&file, &mut text).unwrap_or(0);
     text.truncate(length);
@@ -154,7 +167,9 @@ pub(crate) fn read_start(path: &str, limit: usize) -> Vec<u8> {
 }
 
 fn read(path: &str) -> Vec<u8> {
-    let Some(file) = open(path, OFlags::empty()) else { return Vec::new() };
+    let Some(file) = open(path, OFlags::empty()) else {
+        return Vec::new();
+    };
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = rustix::io::read(&file, &mut buffer) {

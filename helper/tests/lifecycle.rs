@@ -12,7 +12,10 @@ use support::{Run, confinement, plan, run};
 fn a_command_s_output_exit_code_and_signal_come_back() {
     for sandbox in [None, Some(confinement(&[]))] {
         let outcome = run("echo out; echo err >&2; exit 7", sandbox.clone());
-        assert_eq!((outcome.code(), outcome.stdout.as_str(), outcome.stderr.as_str()), (7, "out\n", "err\n"));
+        assert_eq!(
+            (outcome.code(), outcome.stdout.as_str(), outcome.stderr.as_str()),
+            (7, "out\n", "err\n")
+        );
         assert_eq!(outcome.report().survivors, 0);
         let outcome = run("kill -9 $$", sandbox);
         assert_eq!(outcome.report().status, ExitStatus::Signal(9));
@@ -22,14 +25,40 @@ fn a_command_s_output_exit_code_and_signal_come_back() {
 
 #[test]
 fn the_environment_is_the_plan_s_and_nothing_else() {
-    let outcome = run("tr '\\0' '\\n' </proc/$$/environ | sort; ls /proc/$$/fd; ulimit -c >/dev/null; umask; trap", None);
-    assert_eq!(outcome.stdout.lines().collect::<Vec<_>>(), ["LC_ALL=C", "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "0", "1", "2", "0022"]);
+    let outcome = run(
+        "tr '\\0' '\\n' </proc/$$/environ | sort; ls /proc/$$/fd; ulimit -c >/dev/null; umask; trap",
+        None,
+    );
+    assert_eq!(
+        outcome.stdout.lines().collect::<Vec<_>>(),
+        [
+            "LC_ALL=C",
+            "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "0",
+            "1",
+            "2",
+            "0022"
+        ]
+    );
 }
 
 #[test]
 fn a_confined_command_has_no_capability_and_no_new_privileges_and_the_filter() {
-    let outcome = run("grep -E '^(Cap(Inh|Prm|Eff|Amb)|NoNewPrivs|Seccomp|SigBlk|SigIgn):' /proc/self/status; tty", Some(confinement(&[])));
-    for line in ["CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapAmb:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "not a tty"] {
+    let outcome = run(
+        "grep -E '^(Cap(Inh|Prm|Eff|Amb)|NoNewPrivs|Seccomp|SigBlk|SigIgn):' /proc/self/status; tty",
+        Some(confinement(&[])),
+    );
+    for line in [
+        "CapInh:\t0000000000000000",
+        "CapPrm:\t0000000000000000",
+        "CapEff:\t0000000000000000",
+        "CapAmb:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        "SigBlk:\t0000000000000000",
+        "SigIgn:\t0000000000000000",
+        "not a tty",
+    ] {
         assert!(outcome.stdout.contains(line), "{line} in {}", outcome.stdout);
     }
 }
@@ -66,7 +95,10 @@ fn a_command_that_begins_with_a_dash_is_a_command() {
 
 #[test]
 fn termination_is_gentle_first_and_the_whole_tree_goes() {
-    let mut run = Run::start(plan("setsid sleep 1000 & (trap '' TERM; sleep 1001) & trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done", Some(confinement(&[]))));
+    let mut run = Run::start(plan(
+        "setsid sleep 1000 & (trap '' TERM; sleep 1001) & trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done",
+        Some(confinement(&[])),
+    ));
     run.wait_started();
     std::thread::sleep(Duration::from_millis(200));
     run.tell(&ToHelper::Terminate);
@@ -79,16 +111,29 @@ fn termination_is_gentle_first_and_the_whole_tree_goes() {
 
 #[test]
 fn what_outlives_the_shell_is_ended_after_the_drain_grace() {
-    let outcome = run("(setsid sh -c '(setsid sleep 1002 &) ; sleep 1002' &) ; kill -STOP $(sh -c 'sleep 1002 >&2 & echo $!') ; echo hi", Some(confinement(&[])));
-    assert_eq!((outcome.code(), outcome.stdout.as_str(), outcome.report().survivors), (0, "hi\n", 0));
-    assert!(outcome.elapsed >= Duration::from_millis(250) && outcome.elapsed < Duration::from_millis(900), "{:?}", outcome.elapsed);
+    let outcome = run(
+        "(setsid sh -c '(setsid sleep 1002 &) ; sleep 1002' &) ; kill -STOP $(sh -c 'sleep 1002 >&2 & echo $!') ; echo hi",
+        Some(confinement(&[])),
+    );
+    assert_eq!(
+        (outcome.code(), outcome.stdout.as_str(), outcome.report().survivors),
+        (0, "hi\n", 0)
+    );
+    assert!(
+        outcome.elapsed >= Duration::from_millis(250) && outcome.elapsed < Duration::from_millis(900),
+        "{:?}",
+        outcome.elapsed
+    );
     let late = run("exec > >(sleep 0.1; cat); echo through", Some(confinement(&[])));
     assert_eq!(late.stdout, "through\n");
 }
 
 #[test]
 fn a_fork_storm_ends() {
-    let outcome = run("f() { setsid bash -c \"$(declare -f f); sleep 0.02; f & f\" & }; ulimit -u 300 2>/dev/null; f; sleep 0.2", Some(confinement(&[])));
+    let outcome = run(
+        "f() { setsid bash -c \"$(declare -f f); sleep 0.02; f & f\" & }; ulimit -u 300 2>/dev/null; f; sleep 0.2",
+        Some(confinement(&[])),
+    );
     assert_eq!(outcome.report().survivors, 0);
     assert!(outcome.elapsed < Duration::from_secs(5), "{:?}", outcome.elapsed);
 }
@@ -97,7 +142,10 @@ fn a_fork_storm_ends() {
 fn without_a_daemon_nothing_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let tmp = folder.path().join("private");
-    let mut plan = plan("sleep 1003 & setsid sleep 1003 & sleep 1003", Some(confinement(&[folder.path()])));
+    let mut plan = plan(
+        "sleep 1003 & setsid sleep 1003 & sleep 1003",
+        Some(confinement(&[folder.path()])),
+    );
     plan.private_tmp = Some(tmp.clone().into());
     let mut run = Run::start(plan);
     let shell = run.wait_started();
@@ -121,7 +169,12 @@ fn the_private_folder_is_removed_whatever_is_in_it() {
     plan.workdir = folder.path().canonicalize().unwrap().into();
     plan.private_tmp = Some(folder.path().canonicalize().unwrap().join("p").into());
     let outcome = Run::start(plan).finish();
-    assert_eq!((outcome.code(), outcome.stdout.as_str()), (0, "700\n"), "{}", outcome.stderr);
+    assert_eq!(
+        (outcome.code(), outcome.stdout.as_str()),
+        (0, "700\n"),
+        "{}",
+        outcome.stderr
+    );
     assert!(!tmp.exists());
     assert_eq!(std::fs::read_to_string(outside.join("kept")).unwrap(), "x");
 }

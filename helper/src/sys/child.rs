@@ -58,8 +58,15 @@ pub(crate) enum ChildReport {
 }
 
 /// Steps of the child, in order; their position is what travels.
-const STEPS: [Step; 7] =
-    [Step::Session, Step::Workdir, Step::NoNewPrivs, Step::Landlock, Step::Seccomp, Step::SelfCheck, Step::Exec];
+const STEPS: [Step; 7] = [
+    Step::Session,
+    Step::Workdir,
+    Step::NoNewPrivs,
+    Step::Landlock,
+    Step::Seccomp,
+    Step::SelfCheck,
+    Step::Exec,
+];
 const SESSION: u8 = 0;
 const WORKDIR: u8 = 1;
 const NO_NEW_PRIVS: u8 = 2;
@@ -159,7 +166,12 @@ unsafe fn session(launch: &Launch<'_>) {
 unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
     // SAFETY: numbers, and a constant string.
     unsafe {
-        if libc::syscall(libc::SYS_landlock_restrict_self, confine.ruleset, confine.restrict_flags) != 0 {
+        if libc::syscall(
+            libc::SYS_landlock_restrict_self,
+            confine.ruleset,
+            confine.restrict_flags,
+        ) != 0
+        {
             fail(launch, LANDLOCK);
         }
         if confine.expect_refusal {
@@ -184,7 +196,12 @@ unsafe fn filter(launch: &Launch<'_>, confine: &Confine<'_>) {
     };
     // SAFETY: the kernel only reads the program, which `launch` keeps alive.
     let install = |flags: libc::c_ulong| unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &raw const program,
+        )
     };
     // SAFETY: as for the callers.
     unsafe {
@@ -216,7 +233,10 @@ unsafe fn hand_over(launch: &Launch<'_>, fd: c_long) {
     struct Control([u8; SPACE]);
     let mut kind = *b"L";
     let mut control = Control([0; SPACE]);
-    let mut iov = libc::iovec { iov_base: kind.as_mut_ptr().cast(), iov_len: 1 };
+    let mut iov = libc::iovec {
+        iov_base: kind.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
     // SAFETY: a zeroed msghdr is valid; the pointers set below point to locals that outlive the call, and SPACE holds one descriptor.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
@@ -262,8 +282,12 @@ unsafe fn fail(launch: &Launch<'_>, step: u8) -> ! {
     unsafe {
         let [a, b, c, d] = (*libc::__errno_location()).to_le_bytes();
         let message = [b'F', step, a, b, c, d];
-        libc::send(launch.report, message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL);
+        libc::send(
+            launch.report,
+            message.as_ptr().cast(),
+            message.len(),
+            libc::MSG_NOSIGNAL,
+        );
         libc::_exit(125)
     }
 }
-

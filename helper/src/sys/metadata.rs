@@ -10,8 +10,15 @@ use super::check;
 pub(crate) fn set_times(object: BorrowedFd<'_>, times: Option<[libc::timespec; 2]>) -> io::Result<()> {
     let times = times.as_ref().map_or(ptr::null(), |times| times.as_ptr());
     // SAFETY: `times` is null or points to two timespecs; the empty path with AT_EMPTY_PATH names the descriptor itself.
-    let result =
-        unsafe { libc::syscall(libc::SYS_utimensat, object.as_raw_fd(), c"".as_ptr(), times, libc::AT_EMPTY_PATH) };
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_utimensat,
+            object.as_raw_fd(),
+            c"".as_ptr(),
+            times,
+            libc::AT_EMPTY_PATH,
+        )
+    };
     check(result).map(|_| ())
 }
 
@@ -26,7 +33,14 @@ pub(crate) fn flags_ioctl(file: BorrowedFd<'_>, command: u32, argument: &mut [u8
 pub(crate) fn attribute_call(number: i64, path: &CStr, argument: &mut [u8], flags: u64) -> io::Result<()> {
     // SAFETY: the kernel reads at most `argument.len()` bytes, which it is told; path is a C string.
     let result = unsafe {
-        libc::syscall(number, libc::AT_FDCWD, path.as_ptr(), argument.as_mut_ptr(), argument.len(), flags)
+        libc::syscall(
+            number,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            argument.as_mut_ptr(),
+            argument.len(),
+            flags,
+        )
     };
     check(result).map(|_| ())
 }

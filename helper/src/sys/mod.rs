@@ -14,7 +14,11 @@ pub(crate) use notify::{Answer, Listener, Notification};
 
 /// Turns the `-1` of libc into an error.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 /// Closes every descriptor from 3 up: none of them was given to the helper on purpose.
@@ -37,7 +41,15 @@ pub(crate) fn default_signals() {
     for signal in 1..=SIGNALS {
         // SAFETY: reads one structure of the kernel's size and installs no handler. The C library's wrapper would leave out two signals. Those that
         // cannot be changed (SIGKILL, SIGSTOP) give an error that does not matter.
-        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, DEFAULT.as_ptr(), ptr::null_mut::<u8>(), 8usize) };
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                DEFAULT.as_ptr(),
+                ptr::null_mut::<u8>(),
+                8usize,
+            )
+        };
     }
 }
 
@@ -45,14 +57,27 @@ pub(crate) fn default_signals() {
 pub(crate) fn landlock_abi() -> u32 {
     const VERSION: u32 = 1;
     // SAFETY: with this flag the kernel reads no memory; it only returns a number.
-    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0usize, VERSION) };
+    let abi = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<u8>(),
+            0usize,
+            VERSION,
+        )
+    };
     u32::try_from(abi).unwrap_or(0)
 }
 
 /// Reads the memory of another process, as much as is there.
 pub(crate) fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
-    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: buffer.len() };
+    let local = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: buffer.len(),
+    };
     // SAFETY: `local` describes `buffer`, which outlives the call; the kernel checks the remote address.
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())

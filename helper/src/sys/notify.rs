@@ -41,7 +41,11 @@ impl Listener {
         let mut notification: Notification = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel writes exactly this structure.
         let result = unsafe {
-            libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV as _, &raw mut notification)
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_RECV as _,
+                &raw mut notification,
+            )
         };
         check(libc::c_long::from(result))?;
         Ok(notification)
@@ -57,13 +61,25 @@ impl Listener {
         };
         let response = libc::seccomp_notif_resp { id, val, error, flags };
         // SAFETY: the kernel reads exactly this structure. The only failure is ENOENT: the caller is gone.
-        unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw const response) };
+        unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_SEND as _,
+                &raw const response,
+            )
+        };
     }
 
     /// Whether the call still waits, so that its process is still the one whose memory was read.
     pub(crate) fn is_waiting(&self, id: u64) -> bool {
         // SAFETY: the kernel reads one number.
-        unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID as _, &raw const id) == 0 }
+        unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_ID_VALID as _,
+                &raw const id,
+            ) == 0
+        }
     }
 
     /// Puts a copy of `source` into the waiting process as the result of its call.
@@ -74,11 +90,20 @@ impl Listener {
             flags: SEND,
             srcfd: source.as_raw_fd().cast_unsigned(),
             newfd: 0,
-            newfd_flags: if close_on_exec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
+            newfd_flags: if close_on_exec {
+                libc::O_CLOEXEC.cast_unsigned()
+            } else {
+                0
+            },
         };
         // SAFETY: the kernel reads exactly this structure.
-        let result =
-            unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD as _, &raw const request) };
+        let result = unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_ADDFD as _,
+                &raw const request,
+            )
+        };
         check(libc::c_long::from(result)).map(|_| ())
     }
 }

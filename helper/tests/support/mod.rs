@@ -18,12 +18,15 @@ use dsh_policy::plan::{BUILD_ID, Confinement, ExitStatus, Failure, FromHelper, P
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// A plan to start from.
-pub fn plan(command: &str, confinement: Option<Confinement>) -> Plan {
+pub(crate) fn plan(command: &str, confinement: Option<Confinement>) -> Plan {
     Plan {
         build: BUILD_ID.to_owned(),
         shell: "/bin/bash".into(),
         command: command.into(),
-        env: vec![("PATH".into(), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into()), ("LC_ALL".into(), "C".into())],
+        env: vec![
+            ("PATH".into(), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into()),
+            ("LC_ALL".into(), "C".into()),
+        ],
         workdir: "/".into(),
         umask: 0o022,
         confinement,
@@ -37,12 +40,22 @@ pub fn plan(command: &str, confinement: Option<Confinement>) -> Plan {
 }
 
 /// A confinement of the landlock tier with these writable roots.
-pub fn confinement(writable: &[&Path]) -> Confinement {
+pub(crate) fn confinement(writable: &[&Path]) -> Confinement {
     Confinement {
-        mode: if writable.is_empty() { SandboxMode::ReadOnly } else { SandboxMode::WorkspaceWrite },
+        mode: if writable.is_empty() {
+            SandboxMode::ReadOnly
+        } else {
+            SandboxMode::WorkspaceWrite
+        },
         tier: Tier::Landlock,
-        writable: writable.iter().map(|path| path.canonicalize().unwrap().into()).collect(),
-        devices: ["null", "zero", "full", "random", "urandom", "tty"].iter().map(|d| format!("/dev/{d}").into()).collect(),
+        writable: writable
+            .iter()
+            .map(|path| path.canonicalize().unwrap().into())
+            .collect(),
+        devices: ["null", "zero", "full", "random", "urandom", "tty"]
+            .iter()
+            .map(|d| format!("/dev/{d}").into())
+            .collect(),
         protect: vec![],
         protect_git: false,
         deny_read: vec![],
@@ -53,38 +66,61 @@ pub fn confinement(writable: &[&Path]) -> Confinement {
 }
 
 /// A helper with its plan delivered.
-pub struct Run {
-    pub helper: Child,
+pub(crate) struct Run {
+    pub(crate) helper: Child,
     socket: UnixStream,
     decoder: Decoder,
     output: Option<[JoinHandle<Vec<u8>>; 2]>,
-    pub events: Vec<FromHelper>,
-    pub began: Instant,
+    pub(crate) events: Vec<FromHelper>,
+    pub(crate) began: Instant,
 }
 
 /// Everything that came of one plan.
-pub struct Outcome {
-    pub events: Vec<FromHelper>,
-    pub result: Result<Report, Failure>,
-    pub stdout: String,
-    pub stderr: String,
-    pub elapsed: Duration,
+pub(crate) struct Outcome {
+    pub(crate) events: Vec<FromHelper>,
+    pub(crate) result: Result<Report, Failure>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) elapsed: Duration,
 }
 
 /// The helper, also for another user: cargo's folder may not be readable by everybody.
-pub fn helper() -> PathBuf {
+pub(crate) fn helper() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_dsh-exec-helper"))
 }
 
+/// Starts what follows as an ordinary user.
+pub(crate) const AS_NOBODY: &[&str] = &[
+    "setpriv",
+    "--reuid",
+    "65534",
+    "--regid",
+    "65534",
+    "--clear-groups",
+    "--",
+];
+
+/// A copy of the helper that every user can execute.
+pub(crate) fn helper_for_everybody() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::Builder::new()
+        .prefix("helper")
+        .tempdir_in("/var/tmp")
+        .unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let program = folder.path().join("dsh-exec-helper");
+    std::fs::copy(helper(), &program).unwrap();
+    (folder, program)
+}
+
 impl Run {
-    pub fn start(plan: Plan) -> Self {
+    pub(crate) fn start(plan: Plan) -> Self {
         let mut run = Self::waiting(&helper(), &[]);
         run.deliver(plan);
         run
     }
 
     /// A helper started through `prefix` (for instance another user's), ready but without a plan.
-    pub fn waiting(program: &Path, prefix: &[&str]) -> Self {
+    pub(crate) fn waiting(program: &Path, prefix: &[&str]) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut words: Vec<std::ffi::OsString> = prefix.iter().map(Into::into).collect();
         words.push(program.into());
@@ -104,11 +140,16 @@ impl Run {
             events: Vec::new(),
             began: Instant::now(),
         };
-        assert_eq!(run.next(), Some(FromHelper::Ready { build: BUILD_ID.to_owned() }));
+        assert_eq!(
+            run.next(),
+            Some(FromHelper::Ready {
+                build: BUILD_ID.to_owned()
+            })
+        );
         run
     }
 
-    pub fn deliver(&mut self, plan: Plan) {
+    pub(crate) fn deliver(&mut self, plan: Plan) {
         let (out_read, out_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let (err_read, err_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let null = File::open("/dev/null").unwrap();
@@ -118,8 +159,7 @@ impl Run {
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
         self.began = Instant::now();
-        let mut sent =
-            sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        let mut sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
         while sent < bytes.len() {
             sent += rustix::io::write(&self.socket, &bytes[sent..]).unwrap();
         }
@@ -133,13 +173,13 @@ impl Run {
         self.output = Some([reader(out_read), reader(err_read)]);
     }
 
-    pub fn tell(&self, message: &ToHelper) {
+    pub(crate) fn tell(&self, message: &ToHelper) {
         let bytes = frame::encode(&codec::to_binary(message).unwrap()).unwrap();
         assert_eq!(rustix::io::write(&self.socket, &bytes).unwrap(), bytes.len());
     }
 
     /// The next message; none when the helper closed its end.
-    pub fn next(&mut self) -> Option<FromHelper> {
+    pub(crate) fn next(&mut self) -> Option<FromHelper> {
         loop {
             if let Some(payload) = self.decoder.next_payload().unwrap() {
                 let message: FromHelper = codec::from_binary(&payload).unwrap();
@@ -154,7 +194,7 @@ impl Run {
         }
     }
 
-    pub fn wait_started(&mut self) -> u32 {
+    pub(crate) fn wait_started(&mut self) -> u32 {
         loop {
             match self.next() {
                 Some(FromHelper::Started { pid, .. }) => return pid,
@@ -164,7 +204,7 @@ impl Run {
         }
     }
 
-    pub fn finish(mut self) -> Outcome {
+    pub(crate) fn finish(mut self) -> Outcome {
         let mut result = None;
         while let Some(message) = self.next() {
             match message {
@@ -177,25 +217,33 @@ impl Run {
         self.helper.wait().unwrap();
         let text = |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap()).into_owned();
         let [stdout, stderr] = self.output.take().expect("a plan was delivered").map(text);
-        Outcome { result: result.unwrap_or_else(|| panic!("no final message: {:?}", self.events)), events: self.events, stdout, stderr, elapsed }
+        Outcome {
+            result: result.unwrap_or_else(|| panic!("no final message: {:?}", self.events)),
+            events: self.events,
+            stdout,
+            stderr,
+            elapsed,
+        }
     }
 }
 
 impl Outcome {
-    pub fn report(&self) -> &Report {
-        self.result.as_ref().unwrap_or_else(|failure| panic!("failed: {failure:?}"))
+    pub(crate) fn report(&self) -> &Report {
+        self.result
+            .as_ref()
+            .unwrap_or_else(|failure| panic!("failed: {failure:?}"))
     }
-    pub fn code(&self) -> i32 {
+    pub(crate) fn code(&self) -> i32 {
         match self.report().status {
             ExitStatus::Code(code) => code,
             ExitStatus::Signal(signal) => panic!("signal {signal}; {}", self.stderr),
         }
     }
-    pub fn facts(&self) -> &[DenialFact] {
+    pub(crate) fn facts(&self) -> &[DenialFact] {
         &self.report().denials
     }
     /// Facts as `operation syscall path errno rule`.
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         self.facts()
             .iter()
             .map(|f| {
@@ -207,6 +255,6 @@ impl Outcome {
 }
 
 /// Runs `command` to its end.
-pub fn run(command: &str, confinement: Option<Confinement>) -> Outcome {
+pub(crate) fn run(command: &str, confinement: Option<Confinement>) -> Outcome {
     Run::start(plan(command, confinement)).finish()
 }

@@ -1,0 +1,61 @@
+//! Which git directories were there before the command: those are protected, the ones that it makes itself are its own.
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+use dsh_policy::git::{Candidate, RepositoryView};
+use rustix::fs::{AtFlags, CWD, StatxFlags, access, statx};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+/// Most names that are remembered as missing; beyond that, what is made within the first clock tick counts as old.
+const MAX_MISSING: usize = 4096;
+
+/// Tells old from new by the birth time of the object, which renaming a folder above it does not change.
+#[derive(Debug)]
+pub(crate) struct Repositories {
+    started: (i64, u32),
+    /// Names at which nothing was during this command. Needed only for what is made within the clock tick in which the command started.
+    missing: RefCell<HashSet<Vec<u8>>>,
+}
+
+impl Repositories {
+    /// Everything that is there now is old.
+    pub(crate) fn new() -> Self {
+        // The clock that file systems stamp with, so that the comparison is exact.
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        Self {
+            started: (now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0)),
+            missing: RefCell::new(HashSet::new()),
+        }
+    }
+}
+
+impl RepositoryView for Repositories {
+    fn predates(&self, candidate: &Candidate<'_>) -> bool {
+        let found = match statx(CWD, candidate.git_dir, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BTIME) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => {
+                let mut missing = self.missing.borrow_mut();
+                if candidate.named && missing.len() < MAX_MISSING {
+                    missing.insert(candidate.git_dir.to_vec());
+                }
+                return false;
+            }
+            Err(_) => return candidate.named,
+        };
+        if !candidate.named && !looks_like_git(candidate.git_dir) {
+            return false;
+        }
+        if found.stx_mask & StatxFlags::BTIME.bits() == 0 {
+            return true; // This file system keeps no birth time: in doubt, old.
+        }
+        let born = (found.stx_btime.tv_sec, found.stx_btime.tv_nsec);
+        born < self.started || (born == self.started && !self.missing.borrow().contains(candidate.git_dir))
+    }
+}
+
+/// `HEAD` with `objects` and `refs`, or with `commondir`.
+fn looks_like_git(folder: &[u8]) -> bool {
+    let has = |name: &[u8]| access(crate::object::join(folder, name), rustix::fs::Access::EXISTS).is_ok();
+    has(b"HEAD") && ((has(b"objects") && has(b"refs")) || has(b"commondir"))
+}
