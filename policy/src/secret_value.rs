@@ -397,14 +397,28 @@ mod tests {
         }
     }
 
+    /// The best of three, so that other load on the machine does not count.
+    fn time_of(units: &[&str], length: usize) -> std::time::Duration {
+        let values: Vec<_> = units.iter().map(|unit| unit.repeat(length / unit.len())).collect();
+        let once = || {
+            let started = std::time::Instant::now();
+            let found = values
+                .iter()
+                .filter(|value| is_secret(b"X_URL", value.as_bytes()))
+                .count();
+            assert!(found < values.len());
+            started.elapsed()
+        };
+        (0..3).map(|_| once()).min().unwrap_or_default()
+    }
+
     #[test]
     fn a_long_hostile_value_takes_linear_time() {
-        let started = std::time::Instant::now();
-        for unit in [
+        let units = [
             "://a:",
-            "password=",
             "eyJ.",
             "a@",
+            "a-",
             "%25",
             "-----BEGIN",
             "Bearer ",
@@ -412,10 +426,8 @@ mod tests {
             "\"",
             "=:",
             "LS0tLS1CRUdJTi",
-        ] {
-            let value = unit.repeat(131_000 / unit.len());
-            let _ = is_secret(b"X_URL", value.as_bytes());
-        }
-        assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
+        ];
+        let (short, long) = (time_of(&units, 2_000), time_of(&units, 16_000));
+        assert!(long < short * 24, "eight times the length took {short:?} and {long:?}");
     }
 }
