@@ -30,7 +30,7 @@ const SECRETS: &[(&str, &str)] = &[
     ("PROMPT_COMMAND", "echo value-fourteen-for-grep"),
     ("BASH_FUNC_ls%%", "() { echo value-fifteen-for-grep; }"),
     ("LD_PRELOAD", "/lib/value-sixteen-for-grep.so"),
-    ("GIT_CONFIG_COUNT", "0"),
+    ("GIT_CONFIG_PARAMETERS", "'user.name=value-zero-for-grep'"),
     ("GIT_ASKPASS", "/bin/value-seventeen-for-grep"),
     ("DSH_OUTER", "value-eighteen-for-grep"),
     ("dsh_lower", "value-nineteen-for-grep"),

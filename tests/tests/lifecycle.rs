@@ -10,8 +10,9 @@ use dsh_tests::process::{children, command_line, marked, unique_mark, wait_until
 use dsh_tests::{Ran, World, users};
 use rustix::process::Signal;
 
-/// Default grace of the daemon between SIGTERM and SIGKILL.
-const GRACE: Duration = Duration::from_millis(3_000);
+/// Between SIGTERM and SIGKILL in these tests; what ignores SIGTERM takes this long.
+const GRACE: Duration = Duration::from_millis(400);
+const CONFIG: &str = "killGraceMs = 400\n";
 /// What a loaded machine of two processors may add.
 const SLACK: Duration = Duration::from_millis(1_500);
 
@@ -56,7 +57,7 @@ fn nothing_survives_a_timeout() {
         ),
     ];
     for user in users() {
-        let world = World::new(user);
+        let world = World::with_config(user, CONFIG);
         for mode in SandboxMode::ALL {
             for (name, command) in commands {
                 let what = format!("{user:?} {mode} {name}");
@@ -195,7 +196,7 @@ fn gone_within_a_second(world: &mut World, mode: SandboxMode, act: impl FnOnce(&
         .spawn()
         .unwrap();
     assert!(
-        wait_until(Duration::from_secs(10), || marked(&mark).len() >= 4),
+        wait_until(Duration::from_secs(10), || marked(&mark).len() >= 3),
         "the command never got going: {:?}",
         marked(&mark)
     );
@@ -256,7 +257,7 @@ fn a_client_that_is_killed_takes_its_command_with_it() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        assert!(wait_until(Duration::from_secs(10), || marked(&mark).len() >= 3));
+        assert!(wait_until(Duration::from_secs(10), || marked(&mark).len() >= 2));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(
@@ -278,7 +279,8 @@ fn a_daemon_told_to_stop_gives_the_results_and_removes_its_socket() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        assert!(wait_until(Duration::from_secs(10), || marked(&mark).len() >= 2));
+        assert!(wait_until(Duration::from_secs(10), || !marked(&mark).is_empty()));
+        std::thread::sleep(Duration::from_millis(200)); // past its first output
         world.signal_daemon(Signal::TERM);
         let result = Ran::of(child.wait_with_output().unwrap()).result();
         assert_eq!((result.aborted, result.timed_out, result.survivors), (true, false, 0));
@@ -431,4 +433,24 @@ fn a_confined_command_has_no_privilege_and_nothing_inherited() {
             assert_eq!(rest[1], rest[2], "the shell leads its own session: {tail}");
         }
     }
+}
+
+#[test]
+fn what_ignores_a_sigterm_gets_the_default_grace_and_no_more() {
+    let world = World::new(users()[0]);
+    let begun = std::time::Instant::now();
+    let (ran, mark) = run_marked(
+        &world,
+        ReadOnly,
+        &["--timeout-ms", "200"],
+        "trap '' TERM; while :; do sleep 0.05; done",
+    );
+    assert_eq!(ran.result().signal.as_deref(), Some("SIGKILL"));
+    assert!(begun.elapsed() >= Duration::from_millis(3_200), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_millis(3_200) + SLACK,
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(marked(&mark), vec![]);
 }

@@ -108,7 +108,7 @@ fn write_policy() -> PolicyRequest {
 #[test]
 fn without_a_usable_tier_nothing_confined_runs() {
     for user in users() {
-        let world = World::with_config(user, "tiers = []\n");
+        let world = World::with_config(user, "tiers = [\"mount\"]\n");
         for mode in [SandboxMode::ReadOnly, SandboxMode::WorkspaceWrite] {
             let ran = world.run(mode, "touch /tmp/dsh-ran-unconfined");
             let expected = format!(
