@@ -157,10 +157,10 @@ impl Mediator {
             Decision::Refuse(refusal) => {
                 let errno = refusal.operation.errno().number();
                 // Only now: everything that was read came from this caller if it still waits.
-                if listener.is_waiting(id) {
-                    if let Some(ledger) = &mut self.ledger {
-                        ledger.record(view.thread, call.name, refusal, &self.judge.confinement);
-                    }
+                if listener.is_waiting(id)
+                    && let Some(ledger) = &mut self.ledger
+                {
+                    ledger.record(view.thread, call.name, refusal, &self.judge.confinement);
                 }
                 listener.answer(id, Answer::Fail(errno));
             }

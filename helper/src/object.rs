@@ -119,7 +119,7 @@ impl View {
     /// Resolves `path` relative to the thread's descriptor `at`.
     pub(crate) fn resolve(self, at: i32, path: &[u8], last: Last) -> Result<Found, Errno> {
         match path {
-            [] => return Err(Errno::NOENT),
+            [] => Err(Errno::NOENT),
             [b'/', ..] => self.walk(CWD, path, last, &mut 0),
             _ => self.walk(self.descriptor(at)?.as_fd(), path, last, &mut 0),
         }

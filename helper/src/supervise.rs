@@ -57,6 +57,7 @@ pub(crate) struct Supervisor<'a> {
     killing_since: Option<Instant>,
     empty: bool,
     daemon_gone: bool,
+    announced: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -85,6 +86,7 @@ impl<'a> Supervisor<'a> {
             killing_since: None,
             empty: false,
             daemon_gone: false,
+            announced: false,
         }
     }
 
@@ -122,6 +124,10 @@ impl<'a> Supervisor<'a> {
             unenforced,
             unobserved,
         });
+        self.announced = true;
+        if let Some(status) = self.status {
+            self.tell(&FromHelper::ShellExited(status)); // It was quicker than the news of its start.
+        }
     }
 
     /// Supervises until nothing is left of the command.
@@ -271,7 +277,7 @@ impl<'a> Supervisor<'a> {
         let reaped = tree::reap(self.shell);
         if let Some(status) = reaped.watched {
             self.status = Some(status);
-            if self.complete && self.failed.is_none() && self.report.is_none() {
+            if self.announced {
                 self.tell(&FromHelper::ShellExited(status));
             }
             let drained = Instant::now() + self.graces.drain;
