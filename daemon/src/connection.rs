@@ -19,6 +19,7 @@ use crate::helper::lock;
 use crate::outbox::{self, Outbox};
 use crate::output::Events;
 use crate::run;
+use crate::scratch;
 use crate::state::{SERVER, State, shutting_down};
 
 /// A client that has not introduced itself by then is sent away.
@@ -114,9 +115,8 @@ struct Session {
 
 impl Session {
     /// Reads messages until the client leaves, breaks the protocol, or the daemon has nothing left to do for it.
-    async fn read(&mut self, mut reader: OwnedReadHalf, mut decoder: Decoder) {
+    async fn read(&mut self, reader: OwnedReadHalf, mut decoder: Decoder) {
         let mut draining = self.state.draining.subscribe();
-        let mut buffer = Vec::new();
         loop {
             match self.take_all(&mut decoder, &reader).await {
                 Ok(()) => {}
@@ -127,15 +127,16 @@ impl Session {
                 }
             }
             while self.tasks.try_join_next().is_some() {}
-            buffer.clear();
             let is_draining = *draining.borrow_and_update();
             if is_draining {
                 self.stop_all(Stop::ShuttingDown);
             }
             tokio::select! {
-                read = reader.read_buf(&mut buffer) => match read {
-                    Ok(count) if count > 0 => decoder.push(&buffer),
-                    _ => return,
+                ready = reader.readable() => match ready.and_then(|()| scratch::read(|buffer| reader.try_read(buffer))) {
+                    Ok(bytes) if bytes.is_empty() => return,
+                    Ok(bytes) => decoder.push(&bytes),
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(_) => return,
                 },
                 changed = draining.changed(), if !is_draining => if changed.is_err() { return },
                 _ = self.tasks.join_next(), if is_draining && !self.tasks.is_empty() => {}

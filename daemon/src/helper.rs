@@ -107,6 +107,11 @@ impl Helpers {
         lock(&self.pids).contains_key(&pid)
     }
 
+    /// Whether any confined command runs now.
+    pub(crate) fn confine_any(&self) -> bool {
+        lock(&self.pids).values().any(|confined| *confined)
+    }
+
     /// Whether a process is a helper whose command is confined.
     pub(crate) fn confines(&self, pid: i32) -> bool {
         lock(&self.pids).get(&pid).is_some_and(|confined| *confined)

@@ -22,6 +22,7 @@ pub mod paths;
 mod probe;
 mod reap;
 mod run;
+mod scratch;
 mod server;
 mod spill;
 mod start;

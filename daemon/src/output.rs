@@ -1,5 +1,4 @@
 //! Collection of one output stream: kept tail, events to the client, spill file. Memory is bounded whatever the command prints.
-use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,16 +11,9 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use crate::outbox::Outbox;
+use crate::scratch;
 use crate::spill::Spill;
 use crate::tail::Tail;
-
-/// A pipe holds no more than this unless somebody enlarges it.
-const CHUNK: usize = 64 * 1024;
-
-thread_local! {
-    /// One read buffer for all streams: idle streams cost none.
-    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; CHUNK]);
-}
 
 /// Where events of one request go.
 #[derive(Clone, Debug)]
@@ -86,7 +78,7 @@ impl Collector {
                 ready = pipe.readable() => ready,
                 _ = &mut stop => break,
             };
-            match ready.and_then(|()| read_chunk(&pipe)) {
+            match ready.and_then(|()| scratch::read(|buffer| pipe.try_read(buffer))) {
                 Ok(chunk) if chunk.is_empty() => break,
                 Ok(chunk) => self.take(chunk).await,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -194,9 +186,4 @@ fn append(mut spill: Spill, bytes: &[u8]) -> io::Result<Option<Spill>> {
             Err(error)
         }
     }
-}
-
-/// What the pipe has now; empty at end of file.
-fn read_chunk(pipe: &Receiver) -> io::Result<Vec<u8>> {
-    SCRATCH.with_borrow_mut(|buffer| pipe.try_read(buffer).map(|count| buffer[..count].to_vec()))
 }

@@ -147,7 +147,7 @@ fn refusal(state: &State, pid: Option<i32>) -> Option<ExecError> {
 
 /// Helpers are subreapers, so all that a command starts stays below its helper.
 fn is_confined(state: &State, mut pid: i32) -> bool {
-    while pid > 1 {
+    while pid > 1 && state.helpers.confine_any() {
         if state.helpers.confines(pid) {
             return true;
         }
