@@ -131,6 +131,7 @@ fn nothing_moves_or_links_across_the_border() {
             }
             for (name, target) in [("way-out", "file"), ("way-out-new", "made"), ("way-out-dir", "full")] {
                 std::os::unix::fs::symlink(world.outside().join(target), world.workspace().join(name)).unwrap();
+                user.own(&world.workspace().join(name));
             }
         };
         for (probe, operation, syscall, path, second) in rows {

@@ -206,7 +206,10 @@ fn a_fact_names_the_program_its_parents_and_what_would_allow_it() {
         let target = world.outside().join("x");
         let ran = world.run(
             WorkspaceWrite,
-            format!("echo $$; bash -c 'bash -c \"touch {}; true\"; true'", target.display()),
+            format!(
+                "echo $$; bash -c 'bash -c \"touch {}; true\"; true'; true",
+                target.display()
+            ),
         );
         let facts = ran.facts();
         assert_eq!(facts.len(), 1, "{facts:#?}");
@@ -252,18 +255,26 @@ fn the_path_is_canonical_and_the_given_one_is_kept() {
 #[test]
 fn a_refused_interface_of_the_kernel_is_a_fact() {
     use Operation::{ControlProcess, Ipc, KernelInterface, Mount, Namespace};
-    let rows: &[(&[&str], Operation, &str)] = &[
-        (&["unshare-user"], Namespace, "unshare"),
-        (&["mount-tmpfs", "/mnt"], Mount, "mount"),
-        (&["io-uring"], KernelInterface, "io_uring_setup"),
-        (&["add-key"], Ipc, "add_key"),
-        (&["shmget"], Ipc, "shmget"),
-        (&["setpriority", "1"], ControlProcess, "setpriority"),
-    ];
     for user in users() {
         let world = World::new(user);
+        let mut bystander = world.command("/bin/sleep").arg("1000").spawn().unwrap();
+        let pid = bystander.id().to_string();
+        let rows: [(&[&str], Operation, &str, &str); 6] = [
+            (&["unshare-user"], Namespace, "unshare", "OK"),
+            // Only the superuser could mount at all.
+            (
+                &["mount-tmpfs", "/proc/self/fdinfo"],
+                Mount,
+                "mount",
+                if user == User::Root { "OK" } else { "EPERM" },
+            ),
+            (&["io-uring"], KernelInterface, "io_uring_setup", "OK"),
+            (&["add-key"], Ipc, "add_key", "OK"),
+            (&["shmget"], Ipc, "shmget", "OK"),
+            (&["setpriority", &pid], ControlProcess, "setpriority", "OK"),
+        ];
         for mode in [ReadOnly, WorkspaceWrite] {
-            for (probe, operation, syscall) in rows {
+            for (probe, operation, syscall, unconfined) in &rows {
                 let ran = world.run(
                     mode,
                     world.probe(&probe.iter().map(ToString::to_string).collect::<Vec<_>>()),
@@ -274,12 +285,47 @@ fn a_refused_interface_of_the_kernel_is_a_fact() {
                     .iter()
                     .map(|fact| (fact.operation, fact.syscall.as_str(), fact.rule))
                     .collect();
+                let expected = [(*operation, *syscall, Rule::Confined)];
                 assert_eq!(
                     told,
-                    [(*operation, *syscall, Rule::Confined)],
+                    if *unconfined == "OK" { &expected[..] } else { &[] },
                     "{user:?} {mode} {probe:?}"
                 );
             }
+        }
+        for (probe, _, _, unconfined) in rows.iter().filter(|row| row.1 != Mount) {
+            let control = world.run(
+                SandboxMode::DangerFullAccess,
+                world.probe(&probe.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            );
+            assert_eq!(control.text(), *unconfined, "unconfined {user:?} {probe:?}");
+        }
+        bystander.kill().unwrap();
+        bystander.wait().unwrap();
+    }
+}
+
+/// A link of root's in the user's own folder: the user may rename it, but not change its owner, with or without a sandbox.
+#[test]
+fn an_owner_that_somebody_else_has_is_an_ordinary_error() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: making a file of root's needs root");
+        return;
+    }
+    let world = World::new(User::Ordinary);
+    let link = world.workspace().join("of-root");
+    std::os::unix::fs::symlink("file", &link).unwrap();
+    for door in ["fchownat-nofollow", "lchown", "utimensat-nofollow"] {
+        for mode in SandboxMode::ALL {
+            let ran = world.run(*mode, world.probe(&[door.into(), link.display().to_string()]));
+            assert_eq!(ran.text(), "EPERM", "{door} {mode}");
+            assert!(
+                ran.result()
+                    .sandbox
+                    .confined
+                    .is_none_or(|confined| confined.denials.is_empty()),
+                "{door} {mode} {ran:?}"
+            );
         }
     }
 }

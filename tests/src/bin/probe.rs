@@ -115,10 +115,9 @@ const OPENS: &[Door] = &[
     ("open-rdonly", 1, |a| open(&a[0], libc::O_RDONLY)),
     ("open-dirfd", 2, |a| {
         let dir = open(&a[0], libc::O_DIRECTORY)?;
-        sys(
-            libc::SYS_openat,
-            &[dir, path(&a[1]), (libc::O_WRONLY | libc::O_CREAT) as usize, 0o644],
-        )
+        let flags = (libc::O_WRONLY | libc::O_CREAT) as usize;
+        let fd = sys(libc::SYS_openat, &[dir, path(&a[1]), flags, 0o644])?;
+        sys(libc::SYS_write, &[fd, at(MARK), MARK.len()])
     }),
     ("reopen-rdonly", 1, |a| {
         let fd = open(&a[0], libc::O_RDONLY)?;
