@@ -118,7 +118,7 @@ fn numbers_are_capped_and_zero_is_no_time_limit() {
         ErrorCode::InvalidRequest,
         "invalid timeoutMs: expected a positive number, got 0",
     );
-    (asked.timeout_ms, asked.stdout_max_bytes, asked.umask) = (Some(u64::MAX), Some(u64::MAX), Some(0o7777_077));
+    (asked.timeout_ms, asked.stdout_max_bytes, asked.umask) = (Some(u64::MAX), Some(u64::MAX), Some(0o777_077));
     asked.background = true;
     let spec = resolved(&tree, &asked, &Deployment::default()).unwrap();
     assert_eq!(
@@ -231,6 +231,35 @@ fn an_unusable_working_directory_says_which_and_why() {
         ErrorCode::WorkdirUnusable,
         message,
     );
+}
+
+/// Root may enter every folder, everybody else gets the kernel's answer.
+#[test]
+fn a_folder_that_cannot_be_entered_is_unusable_for_whom_it_cannot_be_entered() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let tree = Tree::new();
+    let locked = tree.root.join("far/deep");
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let asked = BashExecRequest {
+        workdir: Some("link".into()),
+        ..request(in_workspace(&tree))
+    };
+    if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
+        assert_eq!(
+            resolved(&tree, &asked, &Deployment::default()).unwrap().workdir,
+            tree.path("far/deep")
+        );
+    } else {
+        let message = "cannot use working directory ROOT/work/link: permission denied";
+        assert_error(
+            &tree,
+            &asked,
+            &Deployment::default(),
+            ErrorCode::WorkdirUnusable,
+            message,
+        );
+    }
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o700)).unwrap();
 }
 
 #[test]
