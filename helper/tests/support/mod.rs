@@ -204,6 +204,21 @@ impl Run {
         }
     }
 
+    /// Waits for the helper after its last message.
+    pub(crate) fn finish_quietly(mut self) {
+        self.helper.wait().unwrap();
+        for thread in self.output.take().unwrap() {
+            thread.join().unwrap();
+        }
+    }
+
+    /// Closes the daemon's end.
+    pub(crate) fn abandon(self) {
+        let Self { mut helper, socket, .. } = self;
+        drop(socket);
+        helper.wait().unwrap();
+    }
+
     pub(crate) fn finish(mut self) -> Outcome {
         let mut result = None;
         while let Some(message) = self.next() {
