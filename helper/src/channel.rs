@@ -35,13 +35,13 @@ pub(crate) enum ChannelError {
 }
 
 /// The helper's end.
-pub(crate) struct Channel {
-    socket: BorrowedFd<'static>,
+pub(crate) struct Channel<'a> {
+    socket: BorrowedFd<'a>,
     decoder: Decoder,
     queue: VecDeque<u8>,
 }
 
-impl Channel {
+impl Channel<'static> {
     /// The socket at fd 0; none when fd 0 is something else.
     pub(crate) fn open() -> Option<Self> {
         let socket = rustix::stdio::stdin();
@@ -49,11 +49,14 @@ impl Channel {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return None;
         }
-        Some(Self {
-            socket,
-            decoder: Decoder::new(FRAME_LIMIT),
-            queue: VecDeque::new(),
-        })
+        Some(Self::on(socket))
+    }
+}
+
+impl<'a> Channel<'a> {
+    /// A channel on another socket, for the probe.
+    pub(crate) fn on(socket: BorrowedFd<'a>) -> Self {
+        Self { socket, decoder: Decoder::new(FRAME_LIMIT), queue: VecDeque::new() }
     }
 
     /// Waits for the first message, which carries the command's streams.
@@ -175,7 +178,7 @@ impl Channel {
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for Channel<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket
     }

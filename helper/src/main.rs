@@ -15,6 +15,7 @@ mod mediate;
 mod natural;
 mod object;
 mod private_tmp;
+mod probe;
 mod process;
 mod repositories;
 mod seccomp;
@@ -24,6 +25,7 @@ mod tree;
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -49,13 +51,11 @@ fn main() -> ExitCode {
     }
     sys::clear_environment();
     sys::default_signals();
-    match std::env::args_os()
-        .nth(1)
-        .as_deref()
-        .map(|argument| argument.as_encoded_bytes().to_vec())
-        .as_deref()
-    {
+    let arguments: Vec<Vec<u8>> = std::env::args_os().skip(1).map(OsStringExt::into_vec).collect();
+    match arguments.first().map(Vec::as_slice) {
         None => serve(),
+        Some(b"--probe") => probe::print(),
+        Some(b"-c") if arguments.get(1).is_some_and(|command| command == probe::VIOLATE) => probe::violate(),
         Some(b"--version") => {
             println!("dsh-exec-helper {} ({BUILD_ID})", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS
@@ -94,7 +94,7 @@ fn serve() -> ExitCode {
 }
 
 /// 2. receive-plan: say that we are up, wait (for hours, perhaps, in the daemon's pool), check that both come from one build.
-fn receive_plan(channel: &mut Channel) -> Result<(Plan, [OwnedFd; 3]), Option<Failure>> {
+fn receive_plan(channel: &mut Channel<'_>) -> Result<(Plan, [OwnedFd; 3]), Option<Failure>> {
     // The plan holds the command's environment, which may have credentials: no core dump, no inspection by other processes of the user. The
     // command itself becomes inspectable again when it executes the shell.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
@@ -121,7 +121,7 @@ fn receive_plan(channel: &mut Channel) -> Result<(Plan, [OwnedFd; 3]), Option<Fa
     }
 }
 
-fn carry_out(channel: &mut Channel, plan: &Plan, stdio: [OwnedFd; 3]) -> Result<Report, Failure> {
+fn carry_out(channel: &mut Channel<'_>, plan: &Plan, stdio: [OwnedFd; 3]) -> Result<Report, Failure> {
     // 3. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
     //    answer to "would that have failed anyway?" is the command's.
     let privileged = plan.confinement.is_some() && drop_capabilities()?;
@@ -137,7 +137,7 @@ fn carry_out(channel: &mut Channel, plan: &Plan, stdio: [OwnedFd; 3]) -> Result<
 /// 6.-17. build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when this process is itself inside a
 /// sandbox that has one: the kernel permits one per process.
 fn run(
-    channel: &mut Channel,
+    channel: &mut Channel<'_>,
     plan: &Plan,
     stdio: [OwnedFd; 3],
     signals: &SignalFd,
@@ -149,7 +149,7 @@ fn run(
     };
     let mediator = Mediator::new(confinement.clone(), plan.max_denials, privileged);
     match attempt(channel, plan, &image, confinement, signals, Some(mediator)) {
-        Err(failure) if failure.step == Step::Seccomp && failure.errno == libc::EBUSY => {
+        Err(failure) if failure.step == Step::Seccomp => {
             attempt(channel, plan, &image, confinement, signals, None)
         }
         outcome => outcome,
@@ -157,7 +157,7 @@ fn run(
 }
 
 fn attempt(
-    channel: &mut Channel,
+    channel: &mut Channel<'_>,
     plan: &Plan,
     image: &Image,
     confinement: &Confinement,
@@ -177,7 +177,7 @@ fn attempt(
 }
 
 fn supervise(
-    channel: &mut Channel,
+    channel: &mut Channel<'_>,
     plan: &Plan,
     image: &Image,
     walls: Option<(&Walls, &Confinement, bool)>,

@@ -129,11 +129,15 @@ impl Mediator {
         self.ledger = Some(Ledger::new(shell, self.limit));
     }
 
-    /// Answers one parked call. An error of receiving means that the caller died before it was looked at.
-    pub(crate) fn serve(&mut self, listener: &Listener) {
-        if let Ok(notification) = listener.receive() {
-            self.decide(listener, &notification);
+    /// Answers one parked call. An error means that none can be received here at all.
+    pub(crate) fn serve(&mut self, listener: &Listener) -> std::io::Result<()> {
+        match listener.receive() {
+            Ok(notification) => self.decide(listener, &notification),
+            // The caller died before it was looked at, or a signal came.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR | libc::EAGAIN)) => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     fn decide(&mut self, listener: &Listener, notification: &Notification) {

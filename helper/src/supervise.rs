@@ -36,8 +36,8 @@ pub(crate) struct Graces {
 }
 
 /// One command under supervision.
-pub(crate) struct Supervisor<'a> {
-    channel: &'a mut Channel,
+pub(crate) struct Supervisor<'a, 'c> {
+    channel: &'a mut Channel<'c>,
     signals: &'a SignalFd,
     mediator: Option<Mediator>,
     listener: Option<Listener>,
@@ -60,10 +60,10 @@ pub(crate) struct Supervisor<'a> {
     announced: bool,
 }
 
-impl<'a> Supervisor<'a> {
+impl<'a, 'c> Supervisor<'a, 'c> {
     /// Takes over a child that has just been forked.
     pub(crate) fn new(
-        channel: &'a mut Channel,
+        channel: &'a mut Channel<'c>,
         signals: &'a SignalFd,
         (shell, report): (i32, OwnedFd),
         mediator: Option<Mediator>,
@@ -93,7 +93,7 @@ impl<'a> Supervisor<'a> {
     /// Waits until the shell is executed, or a step has failed, or the deadline of the set-up has passed.
     pub(crate) fn set_up(&mut self) -> Result<(), Failure> {
         let deadline = self.started + self.graces.setup;
-        while self.report.is_some() && Instant::now() < deadline {
+        while self.report.is_some() && self.failed.is_none() && Instant::now() < deadline {
             self.wait(Some(deadline));
         }
         let late = self.report.is_some();
@@ -222,7 +222,12 @@ impl<'a> Supervisor<'a> {
         let (Some(listener), Some(mediator)) = (&self.listener, &mut self.mediator) else {
             return;
         };
-        mediator.serve(listener);
+        if let Err(error) = mediator.serve(listener) {
+            // An outer filter forbids us to receive. Without answers every parked call would wait for ever; with the listener closed they fail.
+            self.failed.get_or_insert((Step::Seccomp, error.raw_os_error().unwrap_or(0)));
+            self.listener = None;
+            return;
+        }
         if let Some(fact) = mediator.take_event() {
             let sent = self.channel.send_if_idle(&FromHelper::Denial(Box::new(fact)));
             self.daemon_gone |= sent.is_err();

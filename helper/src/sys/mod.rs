@@ -99,3 +99,32 @@ pub(crate) fn has_exited(pid: i32) -> bool {
     // SAFETY: after a successful WNOHANG call si_pid is 0 when nothing had ended.
     result != 0 || unsafe { info.si_pid() } != 0
 }
+
+/// Makes user and mount namespaces in a throw-away child; the error says why not.
+pub(crate) fn try_namespaces() -> io::Result<()> {
+    // SAFETY: the helper has one thread, and the child makes two plain calls.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: numbers only; `_exit` runs nothing of the parent's.
+        0 => unsafe {
+            let made = libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) == 0;
+            libc::_exit(if made { 0 } else { *libc::__errno_location() })
+        },
+        child => {
+            let mut status = 0;
+            // SAFETY: waits for our own child and writes one number.
+            check(libc::c_long::from(unsafe { libc::waitpid(child, &raw mut status, 0) }))?;
+            match libc::WEXITSTATUS(status) {
+                0 if libc::WIFEXITED(status) => Ok(()),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            }
+        }
+    }
+}
+
+/// A system call by number with three numbers, for the probe's attempts at what must be refused.
+pub(crate) fn attempt(number: libc::c_long, arguments: [libc::c_long; 3]) -> io::Result<()> {
+    let [first, second, third] = arguments;
+    // SAFETY: the probe passes numbers and null pointers only.
+    check(unsafe { libc::syscall(number, first, second, third) }).map(|_| ())
+}
