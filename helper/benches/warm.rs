@@ -11,7 +11,10 @@ use dsh_policy::plan::{Confinement, FromHelper};
 use support::{Run, confinement, helper, plan};
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["run", folder, command] => show(folder, command),
         _ => compare(),
@@ -30,7 +33,11 @@ fn show(folder: &str, command: &str) {
         }
     };
     let mut plan = plan(command, confinement);
-    plan.workdir = if folder.starts_with('/') { folder.into() } else { "/".into() };
+    plan.workdir = if folder.starts_with('/') {
+        folder.into()
+    } else {
+        "/".into()
+    };
     plan.env.push(("HOME".into(), "/root".into()));
     let outcome = Run::start(plan).finish();
     print!("{}", outcome.stdout);
@@ -46,7 +53,12 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn plain() -> Duration {
     let begin = Instant::now();
-    let status = Command::new("/bin/bash").args(["-c", "true"]).env_clear().stdin(Stdio::null()).status().unwrap();
+    let status = Command::new("/bin/bash")
+        .args(["-c", "true"])
+        .env_clear()
+        .stdin(Stdio::null())
+        .status()
+        .unwrap();
     assert!(status.success());
     begin.elapsed()
 }
@@ -79,10 +91,17 @@ fn compare() {
     let [base, rest @ ..] = times.map(median);
     println!("plain bash -c true    {:>6} us  1.00", base.as_micros());
     for (name, time) in ["danger-full-access", "read-only", "workspace-write"].iter().zip(rest) {
-        println!("{name:<20}  {:>6} us  {:.2}", time.as_micros(), time.as_secs_f64() / base.as_secs_f64());
+        println!(
+            "{name:<20}  {:>6} us  {:.2}",
+            time.as_micros(),
+            time.as_secs_f64() / base.as_secs_f64()
+        );
     }
     let run = Run::waiting(&helper(), &[]);
     let status = std::fs::read_to_string(format!("/proc/{}/status", run.helper.id())).unwrap();
-    status.lines().filter(|line| line.starts_with("VmRSS") || line.starts_with("RssAnon")).for_each(|line| println!("waiting helper: {line}"));
+    status
+        .lines()
+        .filter(|line| line.starts_with("VmRSS") || line.starts_with("RssAnon"))
+        .for_each(|line| println!("waiting helper: {line}"));
     run.abandon();
 }

@@ -56,7 +56,11 @@ impl Channel<'static> {
 impl<'a> Channel<'a> {
     /// A channel on another socket, for the probe.
     pub(crate) fn on(socket: BorrowedFd<'a>) -> Self {
-        Self { socket, decoder: Decoder::new(FRAME_LIMIT), queue: VecDeque::new() }
+        Self {
+            socket,
+            decoder: Decoder::new(FRAME_LIMIT),
+            queue: VecDeque::new(),
+        }
     }
 
     /// Waits for the first message, which carries the command's streams.

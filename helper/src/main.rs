@@ -149,9 +149,7 @@ fn run(
     };
     let mediator = Mediator::new(confinement.clone(), plan.max_denials, privileged);
     match attempt(channel, plan, &image, confinement, signals, Some(mediator)) {
-        Err(failure) if failure.step == Step::Seccomp => {
-            attempt(channel, plan, &image, confinement, signals, None)
-        }
+        Err(failure) if failure.step == Step::Seccomp => attempt(channel, plan, &image, confinement, signals, None),
         outcome => outcome,
     }
 }

@@ -54,7 +54,9 @@ fn report() -> ProbeReport {
     let mut report = ProbeReport {
         kernel: system.release().to_string_lossy().into_owned(),
         arch: system.machine().to_string_lossy().into_owned(),
-        lsm: std::fs::read_to_string("/sys/kernel/security/lsm").ok().map(|list| list.trim().to_owned()),
+        lsm: std::fs::read_to_string("/sys/kernel/security/lsm")
+            .ok()
+            .map(|list| list.trim().to_owned()),
         landlock_abi,
         seccomp_filter: !filter_failed,
         seccomp_notify: notify_reason.is_none(),
@@ -69,7 +71,12 @@ fn report() -> ProbeReport {
 }
 
 fn tier(tier: Tier, reason: Option<String>, unenforced: Vec<Unenforced>) -> TierReport {
-    TierReport { tier, usable: reason.is_none(), reason, unenforced }
+    TierReport {
+        tier,
+        usable: reason.is_none(),
+        reason,
+        unenforced,
+    }
 }
 
 fn describe(failure: &Failure) -> String {
@@ -108,7 +115,8 @@ fn advice(report: &ProbeReport) -> Vec<String> {
     );
     say(
         report.seccomp_filter && !report.seccomp_notify,
-        "Refusals cannot be observed: run the daemon outside of a sandbox that has a seccomp listener of its own.".to_owned(),
+        "Refusals cannot be observed: run the daemon outside of a sandbox that has a seccomp listener of its own."
+            .to_owned(),
     );
     say(
         !report.user_namespaces,
@@ -180,7 +188,10 @@ fn started(bytes: &[u8]) -> Option<Tried> {
     let mut decoder = Decoder::new(FRAME_LIMIT);
     decoder.push(bytes);
     while let Ok(Some(payload)) = decoder.next_payload() {
-        if let Ok(FromHelper::Started { unenforced, unobserved, .. }) = codec::from_binary(&payload) {
+        if let Ok(FromHelper::Started {
+            unenforced, unobserved, ..
+        }) = codec::from_binary(&payload)
+        {
             return Some(Tried { unenforced, unobserved });
         }
     }
@@ -198,10 +209,16 @@ fn judge(report: &Report, observed: bool) -> Result<(), Failure> {
             format!("{} of {} refusals were reported", report.denials.len(), ATTEMPTS.len()),
         )),
         ExitStatus::Code(code) if code >= NOT_REFUSED => {
-            let name = names().nth(usize::try_from(code - NOT_REFUSED).unwrap_or(usize::MAX)).unwrap_or("something");
+            let name = names()
+                .nth(usize::try_from(code - NOT_REFUSED).unwrap_or(usize::MAX))
+                .unwrap_or("something");
             Err(failure(Step::SelfCheck, 0, format!("{name} was not refused")))
         }
-        status => Err(failure(Step::SelfCheck, 0, format!("the throw-away child ended with {status:?}"))),
+        status => Err(failure(
+            Step::SelfCheck,
+            0,
+            format!("the throw-away child ended with {status:?}"),
+        )),
     }
 }
 
@@ -210,23 +227,69 @@ type Attempt = (&'static str, fn() -> Result<(), Errno>, Errno);
 
 const ATTEMPTS: &[Attempt] = &[
     ("writing a file", || open(FORBIDDEN, OFlags::WRONLY), Errno::ACCESS),
-    ("creating a file", || open("new", OFlags::WRONLY | OFlags::CREATE), Errno::ACCESS),
-    ("truncating a file", || open(FORBIDDEN, OFlags::RDONLY | OFlags::TRUNC), Errno::ACCESS),
-    ("making a folder", || rustix::fs::mkdirat(CWD, "folder", Mode::RWXU), Errno::ACCESS),
-    ("removing a file", || rustix::fs::unlinkat(CWD, FORBIDDEN, rustix::fs::AtFlags::empty()), Errno::ACCESS),
-    ("renaming a file", || rustix::fs::renameat(CWD, FORBIDDEN, CWD, "other"), Errno::ACCESS),
-    ("changing a mode", || rustix::fs::chmod(FORBIDDEN, Mode::RWXU), Errno::PERM),
-    ("changing a time", || rustix::fs::utimensat(CWD, FORBIDDEN, &NOW, rustix::fs::AtFlags::empty()), Errno::PERM),
-    ("an Internet socket", || call(libc::SYS_socket, [2, 1, 0]), Errno::ACCESS),
-    ("a user namespace", || call(libc::SYS_unshare, [0x1000_0000, 0, 0]), Errno::PERM),
+    (
+        "creating a file",
+        || open("new", OFlags::WRONLY | OFlags::CREATE),
+        Errno::ACCESS,
+    ),
+    (
+        "truncating a file",
+        || open(FORBIDDEN, OFlags::RDONLY | OFlags::TRUNC),
+        Errno::ACCESS,
+    ),
+    (
+        "making a folder",
+        || rustix::fs::mkdirat(CWD, "folder", Mode::RWXU),
+        Errno::ACCESS,
+    ),
+    (
+        "removing a file",
+        || rustix::fs::unlinkat(CWD, FORBIDDEN, rustix::fs::AtFlags::empty()),
+        Errno::ACCESS,
+    ),
+    (
+        "renaming a file",
+        || rustix::fs::renameat(CWD, FORBIDDEN, CWD, "other"),
+        Errno::ACCESS,
+    ),
+    (
+        "changing a mode",
+        || rustix::fs::chmod(FORBIDDEN, Mode::RWXU),
+        Errno::PERM,
+    ),
+    (
+        "changing a time",
+        || rustix::fs::utimensat(CWD, FORBIDDEN, &NOW, rustix::fs::AtFlags::empty()),
+        Errno::PERM,
+    ),
+    (
+        "an Internet socket",
+        || call(libc::SYS_socket, [2, 1, 0]),
+        Errno::ACCESS,
+    ),
+    (
+        "a user namespace",
+        || call(libc::SYS_unshare, [0x1000_0000, 0, 0]),
+        Errno::PERM,
+    ),
     ("io_uring", || call(libc::SYS_io_uring_setup, [1, 0, 0]), Errno::NOSYS),
-    ("System V memory", || call(libc::SYS_shmget, [0, 4096, 0o600]), Errno::NOSYS),
+    (
+        "System V memory",
+        || call(libc::SYS_shmget, [0, 4096, 0o600]),
+        Errno::NOSYS,
+    ),
     ("a signal to the supervisor", signal_parent, Errno::PERM),
 ];
 
 const NOW: rustix::fs::Timestamps = {
-    let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW as _ };
-    rustix::fs::Timestamps { last_access: now, last_modification: now }
+    let now = rustix::fs::Timespec {
+        tv_sec: 0,
+        tv_nsec: rustix::fs::UTIME_NOW as _,
+    };
+    rustix::fs::Timestamps {
+        last_access: now,
+        last_modification: now,
+    }
 };
 
 fn open(path: &str, flags: OFlags) -> Result<(), Errno> {
@@ -240,7 +303,10 @@ fn call(number: libc::c_long, arguments: [libc::c_long; 3]) -> Result<(), Errno>
 fn signal_parent() -> Result<(), Errno> {
     let parent = rustix::process::getppid().ok_or(Errno::SRCH)?;
     // SIGCONT does nothing to a process that runs.
-    call(libc::SYS_kill, [parent.as_raw_nonzero().get().into(), libc::SIGCONT.into(), 0])
+    call(
+        libc::SYS_kill,
+        [parent.as_raw_nonzero().get().into(), libc::SIGCONT.into(), 0],
+    )
 }
 
 /// The throw-away child: tries everything and says what was not refused as it must be.
@@ -248,7 +314,9 @@ pub(crate) fn violate() -> ExitCode {
     if rustix::fs::access(FORBIDDEN, Access::READ_OK).is_err() {
         return ExitCode::from(1); // Reading is not restricted: something else is wrong.
     }
-    let failed = ATTEMPTS.iter().position(|(_, attempt, expected)| attempt() != Err(*expected));
+    let failed = ATTEMPTS
+        .iter()
+        .position(|(_, attempt, expected)| attempt() != Err(*expected));
     let code = failed.map_or(0, |index| NOT_REFUSED + i32::try_from(index).unwrap_or(0));
     ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))
 }

@@ -224,7 +224,8 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         };
         if let Err(error) = mediator.serve(listener) {
             // An outer filter forbids us to receive. Without answers every parked call would wait for ever; with the listener closed they fail.
-            self.failed.get_or_insert((Step::Seccomp, error.raw_os_error().unwrap_or(0)));
+            self.failed
+                .get_or_insert((Step::Seccomp, error.raw_os_error().unwrap_or(0)));
             self.listener = None;
             return;
         }

@@ -176,9 +176,12 @@ unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
         }
         if confine.expect_refusal {
             // One's own name is the one file that everybody may write to, so only Landlock can refuse it. Tried here, before calls are
-            // notified, because the supervisor opens such files on behalf of the command.
+            // notified, because the supervisor opens such files on behalf of the command. So does the supervisor of an outer sandbox of
+            // ours; there the scope of signals shows that Landlock is on: the helper is the same user's process, but outside.
             let fd = libc::open(c"/proc/self/comm".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-            if fd >= 0 || *libc::__errno_location() != libc::EACCES {
+            let refused = fd < 0 && *libc::__errno_location() == libc::EACCES;
+            let scoped = || libc::kill(launch.parent, 0) != 0 && *libc::__errno_location() == libc::EPERM;
+            if !refused && !(fd >= 0 && scoped()) {
                 fail(launch, SELF_CHECK);
             }
         }
