@@ -1,16 +1,17 @@
 //! The helpers: finding the executable, starting it, keeping a few ready ones, and ending one for good.
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dsh_policy::plan::{BUILD_ID, FromHelper, Plan, ToHelper};
 use rustix::process::{Pid, Resource, Rlimit};
 use tokio::process::{Child, Command};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::channel::{Channel, ChannelError};
@@ -60,6 +61,8 @@ pub(crate) struct Helpers {
     /// Each helper's process id, and whether it runs a confined command.
     pids: Mutex<BTreeMap<i32, bool>>,
     ready: Mutex<VecDeque<Helper>>,
+    /// Helpers that exist already but are not in `pids` yet.
+    starting: AtomicUsize,
     /// Somebody is filling up: many requests that end at once must not each start helpers.
     refilling: AtomicBool,
 }
@@ -98,13 +101,19 @@ impl Helpers {
             open_files,
             pids: Mutex::default(),
             ready: Mutex::default(),
+            starting: AtomicUsize::new(0),
             refilling: AtomicBool::new(false),
         })
     }
 
-    /// Whether a process is a helper.
-    pub(crate) fn has(&self, pid: i32) -> bool {
-        lock(&self.pids).contains_key(&pid)
+    /// Those of the daemon's `children` that are no helpers; none while it is not known yet which are.
+    pub(crate) fn strangers(&self, children: BTreeSet<i32>) -> Option<Vec<i32>> {
+        // Asked after the children were listed: a helper among them is in `pids` by now, or still counted here.
+        if self.starting.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let pids = lock(&self.pids);
+        Some(children.into_iter().filter(|pid| !pids.contains_key(pid)).collect())
     }
 
     /// Whether any confined command runs now.
@@ -156,7 +165,10 @@ impl Helpers {
     }
 
     async fn start(self: &Arc<Self>) -> Result<Helper, HelperError> {
-        let mut helper = self.spawn()?;
+        let helpers = Arc::clone(self);
+        // Starting a process holds up its thread until the new program is in place: not the one that serves everybody.
+        let spawned = spawn_blocking(move || helpers.spawn());
+        let mut helper = spawned.await.map_err(|_| HelperError::Gone)??;
         match timeout(READY_DEADLINE, helper.channel.receive()).await {
             Err(_) => Err(HelperError::NotReady),
             Ok(Ok(Some(FromHelper::Ready { build }))) if build == BUILD_ID => Ok(helper),
@@ -175,11 +187,9 @@ impl Helpers {
             source,
         };
         let (channel, theirs) = Channel::pair().map_err(failed)?;
-        let child = self
-            .command(Stdio::from(theirs), Stdio::null())
-            .spawn()
+        let (child, registered) = self
+            .begin(self.command(Stdio::from(theirs), Stdio::null()))
             .map_err(failed)?;
-        let registered = self.register(&child);
         Ok(Helper {
             child,
             channel,
@@ -193,28 +203,36 @@ impl Helpers {
             path: self.executable.clone(),
             source,
         };
-        let child = self
-            .command(Stdio::null(), Stdio::piped())
-            .arg("--probe")
-            .spawn()
-            .map_err(failed)?;
-        let _registered = self.register(&child);
+        let mut command = self.command(Stdio::null(), Stdio::piped());
+        command.arg("--probe");
+        let (child, _registered) = self.begin(command).map_err(failed)?;
         let output = timeout(deadline, child.wait_with_output())
             .await
             .map_err(|_| HelperError::NotReady)?;
         Ok(output.map_err(failed)?.stdout)
     }
 
+    /// No working directory is set here: the standard library would then copy the whole daemon (fork) instead of borrowing it (vfork).
+    /// The daemon itself stands in `/`.
     fn command(&self, stdin: Stdio, stdout: Stdio) -> Command {
         let mut command = Command::new(&self.executable);
         command
             .env_clear()
-            .current_dir("/")
             .stdin(stdin)
             .stdout(stdout)
             .stderr(Stdio::null())
             .kill_on_drop(true);
         command
+    }
+
+    fn begin(self: &Arc<Self>, mut command: Command) -> io::Result<(Child, Registered)> {
+        self.starting.fetch_add(1, Ordering::SeqCst);
+        let begun = command.spawn().map(|child| {
+            let registered = self.register(&child);
+            (child, registered)
+        });
+        self.starting.fetch_sub(1, Ordering::SeqCst);
+        begun
     }
 
     fn register(self: &Arc<Self>, child: &Child) -> Registered {

@@ -17,10 +17,11 @@ pub(crate) async fn orphans(helpers: &Arc<Helpers>) {
     let until = Instant::now() + DEADLINE;
     let mut pause = Duration::from_micros(200);
     loop {
-        let strangers: Vec<i32> = children().into_iter().filter(|pid| !helpers.has(*pid)).collect();
-        if strangers.is_empty() {
+        let strangers = helpers.strangers(children());
+        if strangers.as_ref().is_some_and(Vec::is_empty) {
             return;
         }
+        let strangers = strangers.unwrap_or_default();
         for pid in &strangers {
             end(*pid);
         }

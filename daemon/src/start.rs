@@ -68,7 +68,10 @@ pub(crate) enum Started {
 pub(crate) fn daemon(arguments: &Arguments) -> Result<Started, StartError> {
     rustix::process::umask(Mode::from_raw_mode(0o077));
     let surroundings = Surroundings::from_lookup(|name| std::env::var_os(name));
-    let config_file = arguments.config.clone().or_else(|| surroundings.config.clone());
+    let given = arguments.config.as_ref().map(std::path::absolute).transpose();
+    let config_file = given
+        .map_err(io_error("cannot use the configuration's path"))?
+        .or_else(|| surroundings.config.clone());
     let config = config_file
         .as_deref()
         .map_or_else(|| Ok(Config::default()), Config::load)?;
@@ -89,7 +92,9 @@ pub(crate) fn daemon(arguments: &Arguments) -> Result<Started, StartError> {
     let idle_exit = (idle_exit_ms > 0).then(|| Duration::from_millis(idle_exit_ms));
     let helper = config.helper.clone().unwrap_or_else(helper::beside_daemon);
     let helpers = Helpers::new(helper, raise_open_files());
+    // Helpers inherit the place, and no file system must stay busy because of a daemon.
     let workdir = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    std::env::set_current_dir("/").map_err(io_error("cannot enter /"))?;
     let socket = bound.socket.clone();
     let parts = Parts {
         config,
@@ -203,7 +208,10 @@ fn listen(arguments: &Arguments, surroundings: &Surroundings) -> Result<Option<(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unusable(&error.to_string())),
         _ => {}
     }
-    let listener = UnixListener::bind(&socket).map_err(|error| unusable(&error.to_string()))?;
+    let listener = UnixListener::bind(&socket).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => unusable("the path is longer than the 107 bytes that a socket can have"),
+        _ => unusable(&error.to_string()),
+    })?;
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o600))
         .map_err(io_error("cannot close the socket to others"))?;
     Ok(Some((
