@@ -115,3 +115,64 @@ impl Writer {
         self.load.sent.notify_waiters();
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use dsh_policy::ByteString;
+    use dsh_policy::wire::StreamName;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::UnixStream;
+
+    fn output(offset: u64) -> ServerMessage {
+        ServerMessage::Output {
+            id: 1,
+            stream: StreamName::Stdout,
+            offset,
+            data: ByteString(vec![b'x'; 60_000]),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_stands_still_is_waited_for_once_and_then_left_out() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (outbox, writer) = channel(Encoding::Bincode);
+        let writer = tokio::spawn(writer.run(ours.into_split().1));
+        let mut standing_still = false;
+        let mut offered = 0;
+        while !standing_still {
+            outbox.offer(&output(offered), &mut standing_still).await;
+            offered += 60_000;
+        }
+        let begun = tokio::time::Instant::now();
+        for _ in 0..100 {
+            outbox.offer(&output(offered), &mut standing_still).await;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it must not be waited for again");
+        assert!(outbox.load.bytes.load(Ordering::Relaxed) < HIGH_WATER + 64 * 1024);
+        // It reads again: everything that was queued comes, and new output is offered again.
+        let mut buffer = vec![0; 1 << 20];
+        let mut got = 0;
+        while outbox.load.bytes.load(Ordering::Relaxed) > 0 {
+            got += theirs.read(&mut buffer).await.unwrap();
+        }
+        outbox.offer(&output(offered), &mut standing_still).await;
+        assert!(!standing_still && got > 0);
+        drop(outbox);
+        while theirs.read(&mut buffer).await.unwrap() > 0 {}
+        writer.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn when_the_peer_is_gone_answers_fail_and_nobody_waits() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (outbox, writer) = channel(Encoding::Json);
+        drop(theirs);
+        let writer = tokio::spawn(writer.run(ours.into_split().1));
+        let mut standing_still = false;
+        outbox.offer(&output(0), &mut standing_still).await;
+        writer.await.unwrap();
+        assert_eq!(outbox.send(&output(0)).await, Err(Closed));
+    }
+}

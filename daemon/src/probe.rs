@@ -1,6 +1,6 @@
 //! What this host can enforce: asked of the helper once, remembered, and asked again on request.
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dsh_policy::mode::{Guarantee, SandboxMode, Tier};
 use dsh_policy::probe::{ProbeReport, TierReport};
@@ -10,6 +10,8 @@ use tokio::sync::watch;
 use crate::helper::Helpers;
 
 const DEADLINE: Duration = Duration::from_secs(10);
+/// A host that was found unusable is looked at again for a request that comes later than this.
+const BAD_NEWS: Duration = Duration::from_secs(5);
 
 /// The outcome of a probe; the error is for people.
 pub(crate) type Outcome = Result<Arc<ProbeReport>, String>;
@@ -17,7 +19,7 @@ pub(crate) type Outcome = Result<Arc<ProbeReport>, String>;
 /// The remembered outcome. Whoever asks before the first one is there waits for it.
 #[derive(Debug)]
 pub(crate) struct Probe {
-    latest: watch::Sender<Option<Outcome>>,
+    latest: watch::Sender<Option<(Instant, Outcome)>>,
 }
 
 impl Probe {
@@ -27,9 +29,12 @@ impl Probe {
         }
     }
 
-    /// Asks the helper and remembers the answer.
+    /// Asks the helper and remembers the answer. A host that seems unusable is asked twice: a busy moment must not refuse every command.
     pub(crate) async fn refresh(&self, helpers: &Arc<Helpers>) -> Outcome {
-        let outcome = ask(helpers).await;
+        let mut outcome = ask(helpers).await;
+        if !is_usable(&outcome) {
+            outcome = ask(helpers).await;
+        }
         match &outcome {
             Ok(report) => tracing::info!(
                 tier = report.best_tier().map(Tier::as_str),
@@ -38,28 +43,42 @@ impl Probe {
             ),
             Err(error) => tracing::error!(error, "the probe of this host failed"),
         }
-        self.latest.send_replace(Some(outcome.clone()));
+        self.latest.send_replace(Some((Instant::now(), outcome.clone())));
         outcome
     }
 
-    /// The outcome, once there is one.
-    pub(crate) async fn outcome(&self) -> Outcome {
-        let mut latest = self.latest.subscribe();
-        match latest.wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone().unwrap_or_else(|| Err("not probed".into())),
-            Err(_) => Err("not probed".into()),
+    /// The outcome to judge a request by: the remembered one, unless it is bad news that may have passed.
+    pub(crate) async fn current(&self, helpers: &Arc<Helpers>) -> Outcome {
+        let (when, outcome) = self.remembered().await;
+        if is_usable(&outcome) || when.elapsed() < BAD_NEWS {
+            return outcome;
         }
+        self.refresh(helpers).await
+    }
+
+    /// The last outcome, once there is one.
+    async fn remembered(&self) -> (Instant, Outcome) {
+        let mut latest = self.latest.subscribe();
+        let found = match latest.wait_for(Option::is_some).await {
+            Ok(found) => found.clone(),
+            Err(_) => None,
+        };
+        found.unwrap_or_else(|| (Instant::now(), Err("not probed".into())))
     }
 
     /// The best usable tier, without waiting.
     pub(crate) fn tier(&self, allowed: &[Tier]) -> Option<Tier> {
         let latest = self.latest.borrow();
-        let report = latest.as_ref()?.as_ref().ok()?;
+        let report = latest.as_ref()?.1.as_ref().ok()?;
         allowed
             .iter()
             .copied()
             .find(|tier| report.tiers.iter().any(|found| found.tier == *tier && found.usable))
     }
+}
+
+fn is_usable(outcome: &Outcome) -> bool {
+    outcome.as_ref().is_ok_and(|report| report.best_tier().is_some())
 }
 
 async fn ask(helpers: &Arc<Helpers>) -> Outcome {

@@ -150,7 +150,7 @@ async fn prepare<'a>(
     let mode = spec.sandbox_policy.mode;
     let tier = match mode.confines() {
         true => {
-            let found = state.probe.outcome().await;
+            let found = state.probe.current(&state.helpers).await;
             Some(probe::choose(
                 &found,
                 &settings.config.tiers,
