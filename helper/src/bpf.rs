@@ -56,7 +56,7 @@ impl Action {
 }
 
 /// One call number with its tests, tried in order; what matches none of them is permitted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
     /// Call number.
     pub(crate) number: u32,
@@ -64,15 +64,34 @@ pub(crate) struct Leaf {
     pub(crate) tests: Vec<(When, Action)>,
 }
 
+/// Neighbouring numbers that get the same answer: the kernel numbers related calls in a row, and a shorter program is quicker to install.
+#[derive(Debug)]
+struct Range {
+    first: u32,
+    last: u32,
+    tests: Vec<(When, Action)>,
+}
+
 /// Assembles prologue, tree and `rest`, which gets every call that no leaf is for. `leaves` need not be sorted; numbers are unique.
 pub(crate) fn assemble(mut leaves: Vec<Leaf>, rest: &[sock_filter]) -> Vec<sock_filter> {
     leaves.sort_by_key(|leaf| leaf.number);
+    let mut ranges: Vec<Range> = Vec::with_capacity(leaves.len());
+    for Leaf { number, tests } in leaves {
+        match ranges.last_mut() {
+            Some(range) if range.last + 1 == number && range.tests == tests => range.last = number,
+            _ => ranges.push(Range {
+                first: number,
+                last: number,
+                tests,
+            }),
+        }
+    }
     let mut program = Program {
-        code: Vec::with_capacity(leaves.len() * 8 + rest.len() + 8),
+        code: Vec::with_capacity(ranges.len() * 8 + rest.len() + 8),
         to_rest: Vec::new(),
     };
     program.prologue();
-    program.tree(&leaves);
+    program.tree(&ranges, 0);
     program.finish(rest)
 }
 
@@ -98,23 +117,31 @@ impl Program {
         self.emit(RETURN, enosys, 0, 0);
     }
 
-    /// Halves the range until one leaf is left. Conditional jumps reach 255 instructions, so the far half is reached by a long jump.
-    fn tree(&mut self, leaves: &[Leaf]) {
-        match leaves {
+    /// Halves the numbers until one range is left; all numbers are known to be `floor` or above. Conditional jumps reach 255 instructions, so the
+    /// far half is reached by a long jump.
+    fn tree(&mut self, ranges: &[Range], floor: u32) {
+        match ranges {
             [] => self.jump_to_rest(),
-            [leaf] => {
-                self.emit(JUMP_EQ, leaf.number, 1, 0);
+            [range] => {
+                if range.first == range.last {
+                    self.emit(JUMP_EQ, range.first, 1, 0);
+                } else if range.first <= floor {
+                    self.emit(JUMP_GE, range.last + 1, 0, 1);
+                } else {
+                    self.emit(JUMP_GE, range.first, 0, 1);
+                    self.emit(JUMP_GE, range.last + 1, 0, 1);
+                }
                 self.jump_to_rest();
-                self.leaf(leaf);
+                self.answer(&range.tests);
             }
             _ => {
-                let (low, high) = leaves.split_at(leaves.len() / 2);
-                self.emit(JUMP_GE, high[0].number, 0, 1);
+                let (low, high) = ranges.split_at(ranges.len() / 2);
+                self.emit(JUMP_GE, high[0].first, 0, 1);
                 let far = self.code.len();
                 self.emit(JUMP, 0, 0, 0);
-                self.tree(low);
+                self.tree(low, floor);
                 self.code[far].k = (self.code.len() - far - 1) as u32;
-                self.tree(high);
+                self.tree(high, high[0].first);
             }
         }
     }
@@ -124,11 +151,13 @@ impl Program {
         self.emit(JUMP, 0, 0, 0);
     }
 
-    fn leaf(&mut self, leaf: &Leaf) {
-        for (when, action) in &leaf.tests {
+    fn answer(&mut self, tests: &[(When, Action)]) {
+        for (when, action) in tests {
             self.test(*when, action.code());
         }
-        self.emit(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0);
+        if tests.last().is_none_or(|(when, _)| *when != When::Always) {
+            self.emit(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0);
+        }
     }
 
     /// One test: returns `action` when it matches, falls through otherwise.
@@ -256,6 +285,28 @@ mod tests {
                     77
                 };
                 assert_eq!(run(&program, ARCH, number, [0; 6]), expected, "{number} of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_with_one_answer_share_it_and_their_neighbours_do_not() {
+        let listed = [3u32, 4, 5, 9, 10, 20, 30, 31, 32, 33];
+        for subset in 0..1u32 << listed.len() {
+            let chosen: Vec<u32> = listed
+                .iter()
+                .enumerate()
+                .filter(|(bit, _)| subset >> bit & 1 == 1)
+                .map(|(_, number)| *number)
+                .collect();
+            let leaf = |number: &u32| Leaf {
+                number: *number,
+                tests: vec![(When::Always, Action::Notify)],
+            };
+            let program = assemble(chosen.iter().map(leaf).collect(), &rest());
+            for number in 0..40 {
+                let expected = if chosen.contains(&number) { NOTIFY } else { 77 };
+                assert_eq!(run(&program, ARCH, number, [0; 6]), expected, "{number} in {chosen:?}");
             }
         }
     }

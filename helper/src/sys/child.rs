@@ -181,7 +181,7 @@ unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
             let fd = libc::open(c"/proc/self/comm".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
             let refused = fd < 0 && *libc::__errno_location() == libc::EACCES;
             let scoped = || libc::kill(launch.parent, 0) != 0 && *libc::__errno_location() == libc::EPERM;
-            if !refused && !(fd >= 0 && scoped()) {
+            if !refused && (fd < 0 || !scoped()) {
                 fail(launch, SELF_CHECK);
             }
         }

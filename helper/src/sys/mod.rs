@@ -80,7 +80,27 @@ pub(crate) fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> io::Resu
     };
     // SAFETY: `local` describes `buffer`, which outlives the call; the kernel checks the remote address.
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    match usize::try_from(read) {
+        Ok(read) => Ok(read),
+        Err(_) => {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // An outer filter forbids the call (then the file may still do), or the process hides its memory (then it will not either).
+                Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => read_memory_file(pid, address, buffer),
+                _ => Err(error),
+            }
+        }
+    }
+}
+
+fn read_memory_file(pid: i32, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    use std::os::unix::fs::FileExt as _;
+    let memory =
+        std::fs::File::open(format!("/proc/{pid}/mem")).map_err(|_| io::Error::from_raw_os_error(libc::EPERM))?;
+    // What is not mapped gives EIO here.
+    memory
+        .read_at(buffer, address)
+        .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))
 }
 
 /// Sends `signal` to `pid`; 0 only asks.
