@@ -218,7 +218,10 @@ fn drop_capabilities() -> Result<bool, Failure> {
     let privileged = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN).map_err(failed)?;
     // The bounding set needs the capability to change it; without that, `no_new_privs` keeps the rest from coming back.
     if caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_SETPCAP).map_err(failed)? {
-        caps::clear(None, caps::CapSet::Bounding).map_err(failed)?;
+        for capability in caps::all() {
+            // One that this kernel does not know gives an error; one that it knows is gone whatever it was before.
+            let _ = caps::drop(None, caps::CapSet::Bounding, capability);
+        }
     }
     for set in [
         caps::CapSet::Ambient,
