@@ -9,7 +9,7 @@ use dsh_policy::plan::{Confinement, Failure, Plan, Step};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::landlock;
-use crate::seccomp::{self, Observation};
+use crate::seccomp::{self, Observation, Prebuilt};
 use crate::sys::{self, Confine, Launch};
 
 /// What the child becomes, in the kernel's form.
@@ -118,7 +118,7 @@ impl Image {
 
 impl Walls {
     /// Builds ruleset and filter. `listen` asks for a notification listener.
-    pub(crate) fn prepare(confinement: &Confinement, listen: bool) -> Result<Self, Failure> {
+    pub(crate) fn prepare(confinement: &Confinement, listen: bool, prebuilt: &Prebuilt) -> Result<Self, Failure> {
         let prepared = landlock::prepare(confinement)
             .map_err(|error| failure(Step::BuildRuleset, error.errno(), error.to_string()))?;
         let observation = if listen {
@@ -128,8 +128,11 @@ impl Walls {
                 signals_scoped: prepared.abi >= 6,
             }
         };
-        let filter = seccomp::build(confinement, observation)
-            .map_err(|error| failure(Step::BuildRuleset, 0, error.to_string()))?;
+        let filter = match prebuilt.for_plan(confinement, observation) {
+            Some(filter) => filter,
+            None => seccomp::build(confinement, observation)
+                .map_err(|error| failure(Step::BuildRuleset, 0, error.to_string()))?,
+        };
         let expect_refusal = !confinement
             .writable
             .iter()

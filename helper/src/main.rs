@@ -37,6 +37,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use channel::{Channel, ChannelError};
 use launch::{Image, Walls, failure};
 use mediate::Mediator;
+use seccomp::Prebuilt;
 use supervise::{Graces, Supervisor};
 
 /// Exit code of a helper that could not do its work; the daemon knows why from the channel.
@@ -73,8 +74,9 @@ fn serve() -> ExitCode {
     let Some(mut channel) = Channel::open() else {
         return refuse_to_start();
     };
+    let prebuilt = Prebuilt::new();
     let outcome = match receive_plan(&mut channel) {
-        Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio),
+        Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio, &prebuilt),
         Err(None) => return ExitCode::SUCCESS, // A waiting helper that is not needed any more.
         Err(Some(failure)) => Err(failure),
     };
@@ -121,7 +123,20 @@ fn receive_plan(channel: &mut Channel<'_>) -> Result<(Plan, [OwnedFd; 3]), Optio
     }
 }
 
-fn carry_out(channel: &mut Channel<'_>, plan: &Plan, stdio: [OwnedFd; 3]) -> Result<Report, Failure> {
+/// Everything that the steps after the plan's arrival share.
+struct Job<'a, 'c> {
+    channel: &'a mut Channel<'c>,
+    plan: &'a Plan,
+    signals: SignalFd,
+    prebuilt: &'a Prebuilt,
+}
+
+fn carry_out(
+    channel: &mut Channel<'_>,
+    plan: &Plan,
+    stdio: [OwnedFd; 3],
+    prebuilt: &Prebuilt,
+) -> Result<Report, Failure> {
     // 3. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
     //    answer to "would that have failed anyway?" is the command's.
     let privileged = plan.confinement.is_some() && drop_capabilities()?;
@@ -129,77 +144,68 @@ fn carry_out(channel: &mut Channel<'_>, plan: &Plan, stdio: [OwnedFd; 3]) -> Res
     let signals = become_supervisor()?;
     // 5. private-tmp.
     let private_tmp = PrivateTmp::make(plan)?;
-    let outcome = run(channel, plan, stdio, &signals, privileged);
+    let outcome = Job {
+        channel,
+        plan,
+        signals,
+        prebuilt,
+    }
+    .run(stdio, privileged);
     drop(private_tmp);
     outcome
 }
 
-/// 6.-17. build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when this process is itself inside a
-/// sandbox that has one: the kernel permits one per process.
-fn run(
-    channel: &mut Channel<'_>,
-    plan: &Plan,
-    stdio: [OwnedFd; 3],
-    signals: &SignalFd,
-    privileged: bool,
-) -> Result<Report, Failure> {
-    let image = Image::prepare(plan, stdio)?;
-    let Some(confinement) = &plan.confinement else {
-        return supervise(channel, plan, &image, None, signals, None);
-    };
-    let mediator = Mediator::new(confinement.clone(), plan.max_denials, privileged);
-    match attempt(channel, plan, &image, confinement, signals, Some(mediator)) {
-        Err(failure) if failure.step == Step::Seccomp => attempt(channel, plan, &image, confinement, signals, None),
-        outcome => outcome,
-    }
-}
-
-fn attempt(
-    channel: &mut Channel<'_>,
-    plan: &Plan,
-    image: &Image,
-    confinement: &Confinement,
-    signals: &SignalFd,
-    mediator: Option<Mediator>,
-) -> Result<Report, Failure> {
-    let listen = mediator.is_some();
-    let walls = Walls::prepare(confinement, listen)?;
-    supervise(
-        channel,
-        plan,
-        image,
-        Some((&walls, confinement, listen)),
-        signals,
-        mediator,
-    )
-}
-
-fn supervise(
-    channel: &mut Channel<'_>,
-    plan: &Plan,
-    image: &Image,
-    walls: Option<(&Walls, &Confinement, bool)>,
-    signals: &SignalFd,
-    mediator: Option<Mediator>,
-) -> Result<Report, Failure> {
-    let graces = Graces {
-        kill: Duration::from_millis(plan.kill_grace_ms),
-        drain: Duration::from_millis(plan.drain_grace_ms),
-        setup: Duration::from_millis(plan.setup_deadline_ms),
-    };
-    let child = image.spawn(walls.map(|(walls, _, _)| walls))?;
-    let mut supervisor = Supervisor::new(channel, signals, child, mediator, graces);
-    supervisor.set_up().map_err(|mut failure| {
-        if failure.detail.is_empty() {
-            failure.detail = image.subject(failure.step);
+impl Job<'_, '_> {
+    /// 6.-17. build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when none can be had: the kernel
+    /// permits one per process, so there is none inside another sandbox that has one.
+    fn run(&mut self, stdio: [OwnedFd; 3], privileged: bool) -> Result<Report, Failure> {
+        let image = Image::prepare(self.plan, stdio)?;
+        let Some(confinement) = &self.plan.confinement else {
+            return self.supervise(&image, None, None);
+        };
+        let mediator = Mediator::new(confinement.clone(), self.plan.max_denials, privileged);
+        match self.attempt(&image, confinement, Some(mediator)) {
+            Err(failure) if failure.step == Step::Seccomp => self.attempt(&image, confinement, None),
+            outcome => outcome,
         }
-        failure
-    })?;
-    let (unenforced, unobserved) = walls
-        .map(|(walls, confinement, listen)| limits(walls, confinement, listen))
-        .unwrap_or_default();
-    supervisor.announce(unenforced, unobserved);
-    Ok(supervisor.run())
+    }
+
+    fn attempt(
+        &mut self,
+        image: &Image,
+        confinement: &Confinement,
+        mediator: Option<Mediator>,
+    ) -> Result<Report, Failure> {
+        let walls = Walls::prepare(confinement, mediator.is_some(), self.prebuilt)?;
+        self.supervise(image, Some((&walls, confinement)), mediator)
+    }
+
+    fn supervise(
+        &mut self,
+        image: &Image,
+        walls: Option<(&Walls, &Confinement)>,
+        mediator: Option<Mediator>,
+    ) -> Result<Report, Failure> {
+        let graces = Graces {
+            kill: Duration::from_millis(self.plan.kill_grace_ms),
+            drain: Duration::from_millis(self.plan.drain_grace_ms),
+            setup: Duration::from_millis(self.plan.setup_deadline_ms),
+        };
+        let listen = mediator.is_some();
+        let child = image.spawn(walls.map(|(walls, _)| walls))?;
+        let mut supervisor = Supervisor::new(self.channel, &self.signals, child, mediator, graces);
+        supervisor.set_up().map_err(|mut failure| {
+            if failure.detail.is_empty() {
+                failure.detail = image.subject(failure.step);
+            }
+            failure
+        })?;
+        let (unenforced, unobserved) = walls
+            .map(|(walls, confinement)| limits(walls, confinement, listen))
+            .unwrap_or_default();
+        supervisor.announce(unenforced, unobserved);
+        Ok(supervisor.run())
+    }
 }
 
 /// What is not enforced, and why refusals are not observed.

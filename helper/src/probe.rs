@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::launch::failure;
+use crate::seccomp::Prebuilt;
 use crate::sys;
 
 /// What the throw-away child is told to run instead of a command: this program, as [`violate`].
@@ -165,7 +166,7 @@ fn try_landlock_tier() -> Result<Tried, Failure> {
     };
     let (ours, mut theirs) = UnixStream::pair().map_err(io)?;
     let mut channel = Channel::on(ours.as_fd());
-    let report = crate::carry_out(&mut channel, &plan, null_streams()?)?;
+    let report = crate::carry_out(&mut channel, &plan, null_streams()?, &Prebuilt::new())?;
     drop(ours);
     let mut bytes = Vec::new();
     theirs.read_to_end(&mut bytes).map_err(io)?;

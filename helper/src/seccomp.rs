@@ -33,11 +33,43 @@ pub(crate) fn scope(confinement: &Confinement) -> Scope {
     }
 }
 
+/// The program that most plans need, built while the helper waits for one.
+pub(crate) struct Prebuilt {
+    scope: Scope,
+    program: Vec<sock_filter>,
+}
+
+impl Prebuilt {
+    /// For the default network and no hidden paths; with a listener nothing else of a plan matters.
+    pub(crate) fn new() -> Self {
+        let scope = Scope {
+            sockets: false,
+            reads: false,
+        };
+        let leaves = leaves(scope, SandboxMode::WorkspaceWrite, Observation::Listener);
+        // An error comes again, with its step, when the plan's own program is built.
+        Self {
+            scope,
+            program: program(leaves).unwrap_or_default(),
+        }
+    }
+
+    /// The program, when it is the one that this confinement needs.
+    pub(crate) fn for_plan(&self, confinement: &Confinement, observation: Observation) -> Option<Vec<sock_filter>> {
+        let fits = observation == Observation::Listener && self.scope == scope(confinement) && !self.program.is_empty();
+        fits.then(|| self.program.clone())
+    }
+}
+
 /// Builds the program. An error of `seccompiler` can only be a fault of the table above.
 pub(crate) fn build(
     confinement: &Confinement,
     observation: Observation,
 ) -> Result<Vec<sock_filter>, seccompiler::Error> {
+    program(leaves(scope(confinement), confinement.mode, observation))
+}
+
+fn program(leaves: Vec<Leaf>) -> Result<Vec<sock_filter>, seccompiler::Error> {
     let constant: BpfProgram = SeccompFilter::new(
         BTreeMap::from(ABSENT.map(|number| (number, Vec::new()))),
         SeccompAction::Allow,
@@ -55,13 +87,13 @@ pub(crate) fn build(
             k: i.k,
         })
         .collect();
-    Ok(assemble(leaves(confinement, observation), &rest))
+    Ok(assemble(leaves, &rest))
 }
 
-fn leaves(confinement: &Confinement, observation: Observation) -> Vec<Leaf> {
+fn leaves(scope: Scope, mode: SandboxMode, observation: Observation) -> Vec<Leaf> {
     let mut leaves: BTreeMap<i64, Leaf> = BTreeMap::new();
-    for call in calls::entries(scope(confinement)) {
-        let Some(action) = action(call, confinement, observation) else {
+    for call in calls::entries(scope) {
+        let Some(action) = action(call, mode, observation) else {
             continue;
         };
         let leaf = leaves.entry(call.number).or_insert_with(|| Leaf {
@@ -83,7 +115,7 @@ fn leaves(confinement: &Confinement, observation: Observation) -> Vec<Leaf> {
 }
 
 /// What a matching call gets; none when it is permitted because another layer enforces it or nobody can.
-fn action(call: &Call, confinement: &Confinement, observation: Observation) -> Option<Action> {
+fn action(call: &Call, mode: SandboxMode, observation: Observation) -> Option<Action> {
     let Observation::Blind { signals_scoped } = observation else {
         return Some(Action::Notify);
     };
@@ -92,7 +124,7 @@ fn action(call: &Call, confinement: &Confinement, observation: Observation) -> O
         // Arguments that name one's own process by number are refused too: without a supervisor nobody can tell.
         Class::Process => Some(Action::Errno(libc::EPERM)),
         Class::Signal if !signals_scoped => Some(Action::Errno(libc::EPERM)),
-        Class::Metadata if confinement.mode == SandboxMode::ReadOnly => Some(Action::Errno(libc::EPERM)),
+        Class::Metadata if mode == SandboxMode::ReadOnly => Some(Action::Errno(libc::EPERM)),
         Class::Socket => Some(Action::Errno(libc::EACCES)),
         Class::Metadata | Class::File | Class::Access | Class::Read | Class::Signal | Class::Address => None,
     }
