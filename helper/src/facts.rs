@@ -54,7 +54,8 @@ pub(crate) struct Ledger {
     /// From the hash of what makes two refusals equal to the places of the facts that have it.
     index: HashMap<u64, Vec<u32>>,
     dropped: u64,
-    event: Option<usize>,
+    /// How many of the facts have been told of.
+    told: usize,
 }
 
 impl Ledger {
@@ -68,7 +69,7 @@ impl Ledger {
             facts: Vec::new(),
             index: HashMap::new(),
             dropped: 0,
-            event: None,
+            told: 0,
         }
     }
 
@@ -115,13 +116,14 @@ impl Ledger {
         let path = fact.path.as_ref().map(ByteString::as_bytes);
         fact.allowed_by = allowed_by(confinement, fact.operation, fact.rule, path);
         self.index.entry(key).or_default().push(self.facts.len() as u32);
-        self.event = Some(self.facts.len());
         self.facts.push(fact);
     }
 
-    /// The fact that was new since the last time.
+    /// The next fact that was not told of yet.
     pub(crate) fn take_event(&mut self) -> Option<DenialFact> {
-        self.event.take().map(|place| self.facts[place].clone())
+        let fact = self.facts.get(self.told)?.clone();
+        self.told += 1;
+        Some(fact)
     }
 
     /// The final account, in order of first occurrence.

@@ -111,7 +111,7 @@ pub(crate) struct Mediator {
 }
 
 impl Mediator {
-    /// For a command that has not started yet. What is refused until [`Mediator::start`] is the set-up's own check.
+    /// For a command that has not been forked yet.
     pub(crate) fn new(confinement: Confinement, limit: u32, privileged: bool) -> Self {
         Self {
             judge: Judge {
@@ -124,9 +124,10 @@ impl Mediator {
         }
     }
 
-    /// The shell runs: from now on refusals are facts.
-    pub(crate) fn start(&mut self, shell: i32) {
+    /// The shell was forked: from now on refusals are facts. The set-up itself makes no call that would be one.
+    pub(crate) fn started(mut self, shell: i32) -> Self {
         self.ledger = Some(Ledger::new(shell, self.limit));
+        self
     }
 
     /// Answers one parked call. An error means that none can be received here at all.
@@ -171,7 +172,7 @@ impl Mediator {
         }
     }
 
-    /// The refusal that was new since the last time.
+    /// The next refusal that was not told of yet.
     pub(crate) fn take_event(&mut self) -> Option<DenialFact> {
         self.ledger.as_mut()?.take_event()
     }

@@ -69,6 +69,8 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         mediator: Option<Mediator>,
         graces: Graces,
     ) -> Self {
+        // Counted from the fork: the shell may be refused something before the news of its start has arrived here.
+        let mediator = mediator.map(|mediator| mediator.started(shell));
         Self {
             channel,
             signals,
@@ -98,12 +100,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         }
         let late = self.report.is_some();
         match self.failed {
-            None if self.complete && !late => {
-                if let Some(mediator) = &mut self.mediator {
-                    mediator.start(self.shell);
-                }
-                return Ok(());
-            }
+            None if self.complete && !late => return Ok(()),
             _ => self.end_everything(),
         }
         Err(match self.failed {
@@ -125,6 +122,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             unobserved,
         });
         self.announced = true;
+        self.tell_of_refusals();
         if let Some(status) = self.status {
             self.tell(&FromHelper::ShellExited(status)); // It was quicker than the news of its start.
         }
@@ -229,7 +227,14 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             self.listener = None;
             return;
         }
-        if let Some(fact) = mediator.take_event() {
+        self.tell_of_refusals();
+    }
+
+    /// Events of refusals follow the news of the start, also those of a shell that was refused something before it.
+    fn tell_of_refusals(&mut self) {
+        while self.announced
+            && let Some(fact) = self.mediator.as_mut().and_then(Mediator::take_event)
+        {
             let sent = self.channel.send_if_idle(&FromHelper::Denial(Box::new(fact)));
             self.daemon_gone |= sent.is_err();
         }

@@ -211,7 +211,7 @@ fn the_same_for_an_ordinary_user() {
     if !rustix::process::geteuid().is_root() {
         return check_calls(rustix::process::geteuid().as_raw(), &["env"]);
     }
-    check_calls(65534, support::AS_NOBODY);
+    check_calls(65534, support::as_ordinary_user());
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn what_fails_by_itself_is_no_fact() {
 #[test]
 fn an_ordinary_user_s_permission_errors_are_no_facts() {
     let (_folder, program) = support::helper_for_everybody();
-    let mut run = Run::waiting(&program, support::AS_NOBODY);
+    let mut run = Run::waiting(&program, support::as_ordinary_user());
     let place = place(0);
     run.deliver(plan(&format!("cd {0}; echo > f; rm f; chmod 600 f; mkdir n; touch f; echo x > /etc/passwd; mkdir /etc/zz; chown 0 f; kill -9 1; unshare -m true; exit 4", place.outside.display()), Some(confinement(&[]))));
     let outcome = run.finish();

@@ -89,16 +89,22 @@ pub(crate) fn helper() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_dsh-exec-helper"))
 }
 
-/// Starts what follows as an ordinary user.
-pub(crate) const AS_NOBODY: &[&str] = &[
-    "setpriv",
-    "--reuid",
-    "65534",
-    "--regid",
-    "65534",
-    "--clear-groups",
-    "--",
-];
+/// What starts a program as an ordinary user.
+pub(crate) fn as_ordinary_user() -> &'static [&'static str] {
+    if rustix::process::geteuid().is_root() {
+        &[
+            "setpriv",
+            "--reuid",
+            "65534",
+            "--regid",
+            "65534",
+            "--clear-groups",
+            "--",
+        ]
+    } else {
+        &["env"]
+    }
+}
 
 /// A copy of the helper that every user can execute.
 pub(crate) fn helper_for_everybody() -> (tempfile::TempDir, PathBuf) {
