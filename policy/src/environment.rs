@@ -190,9 +190,19 @@ fn invalid(message: String) -> ExecError {
     ExecError::new(ErrorCode::InvalidRequest, message)
 }
 
-/// Whether `needle`, not empty, is somewhere in `haystack`.
+/// Whether `needle`, not empty, is somewhere in `haystack`. By its first bytes: this runs a hundred times for each command.
 pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    haystack.windows(needle.len().max(1)).any(|window| window == needle)
+    let Some((first, rest)) = needle.split_first() else {
+        return false;
+    };
+    let mut after = haystack;
+    while let Some(position) = after.iter().position(|byte| byte == first) {
+        after = &after[position + 1..];
+        if rest.first().is_none_or(|second| after.first() == Some(second)) && after.starts_with(rest) {
+            return true;
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -289,6 +299,15 @@ mod tests {
         );
         assert_eq!(scrubbed.variables, map(&[("KEYBOARD", "de"), ("A", "b")]));
         assert_eq!(names(&scrubbed.removed), ["DSH_HOME", "KEYBOARD2", "MyCorpId"]);
+    }
+
+    #[test]
+    fn a_needle_is_found_wherever_it_is_and_however_short() {
+        for needle in [&b"a"[..], b"ab", b"abc"] {
+            assert!(contains(b"abc", needle) && contains(b"xaabcx", needle) && contains(b"xxabc", needle));
+            assert!(!contains(b"", needle) && !contains(b"bcbc", needle));
+        }
+        assert!(!contains(b"ab", b"abc"));
     }
 
     #[test]

@@ -36,12 +36,15 @@ pub(crate) fn has_password_setting(value: &[u8]) -> bool {
 }
 
 fn is_password_setting(before: &[u8], separator: u8, after: &[u8]) -> bool {
+    let follows = |byte: &u8| matches!(byte, b' ' | b'"' | b'\'');
+    if separator == b':' && !after.first().is_some_and(follows) && !before.last().is_some_and(follows) {
+        return false; // a search path, a time: the common case, before any closer look
+    }
     let before = before.trim_ascii_end();
     let unquoted = before.strip_suffix(b"\"").or_else(|| before.strip_suffix(b"'"));
     let unquoted = unquoted.map(|name| name.strip_suffix(b"\\").unwrap_or(name));
     // `a: b` and `"a":"b"` are settings, `a:b` is a list or a time.
-    if separator == b':' && unquoted.is_none() && !after.first().is_some_and(|byte| matches!(byte, b' ' | b'"' | b'\''))
-    {
+    if separator == b':' && unquoted.is_none() && !after.first().is_some_and(follows) {
         return false;
     }
     let name = name_at_end(unquoted.unwrap_or(before));

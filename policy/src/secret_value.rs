@@ -38,11 +38,12 @@ pub(crate) fn is_secret(upper: &[u8], value: &[u8]) -> bool {
 }
 
 fn is_secret_as_is(upper: &[u8], value: &[u8]) -> bool {
+    // Most values are short words and paths: each shape is looked for only where the bytes that it needs are.
+    let has = |byte: u8| value.contains(&byte);
     value.len() >= 5
         && (has_token(value)
-            || secret_setting::has_password_setting(value)
-            || has_url_password(value)
-            || has_bare_password(upper, value)
+            || ((has(b'=') || has(b':')) && secret_setting::has_password_setting(value))
+            || (has(b'@') && (has_url_password(value) || has_bare_password(upper, value)))
             || has_private_key(value)
             || is_known_phrase(value))
 }
@@ -85,7 +86,7 @@ const TOKENS: [(&[u8], Class, usize); 54] = [
     (b"xoxa-", Class::Word, 10),
     (b"xoxb-", Class::Word, 10),
     (b"xoxe-", Class::Word, 10),
-    (b"xoxe.xox", Class::Word, 2),
+    (b"xoxe.xox", Class::Word, 10),
     (b"xoxo-", Class::Word, 10),
     (b"xoxp-", Class::Word, 10),
     (b"xoxr-", Class::Word, 10),
@@ -126,6 +127,9 @@ const TOKENS: [(&[u8], Class, usize); 54] = [
     (b"AGE-SECRET-KEY-1", Class::Alnum, 16),
 ];
 
+/// No known token, with its prefix, is shorter: most words need no closer look.
+const SHORTEST_TOKEN: usize = 12;
+
 /// A known token, a JSON web token or an `Authorization` value at the start of a word.
 fn has_token(value: &[u8]) -> bool {
     let mut previous = b' ';
@@ -136,12 +140,14 @@ fn has_token(value: &[u8]) -> bool {
             continue;
         }
         let word = &value[index..];
-        if TOKENS
-            .iter()
-            .any(|(prefix, class, least)| is_token(word, prefix, *class, *least))
-            || is_web_token(word)
-            || is_authorization(word)
-        {
+        let is_long =
+            word.len() >= SHORTEST_TOKEN && word[..SHORTEST_TOKEN].iter().all(|byte| is_word(byte) || *byte == b'.');
+        let is_known = is_long
+            && (is_web_token(word)
+                || TOKENS
+                    .iter()
+                    .any(|(prefix, class, least)| is_token(word, prefix, *class, *least)));
+        if is_known || (matches!(byte, b'b' | b'B') && is_authorization(word)) {
             return true;
         }
     }
@@ -205,13 +211,15 @@ fn run(bytes: &[u8], member: impl Fn(&u8) -> bool) -> usize {
     bytes.iter().take(LONGEST_RUN).take_while(|byte| member(byte)).count()
 }
 
-/// Every position just after `needle`.
+/// What follows each `needle`.
 fn after_each<'a>(value: &'a [u8], needle: &'static [u8]) -> impl Iterator<Item = &'a [u8]> {
-    value
-        .windows(needle.len())
+    let first = needle.first().copied().unwrap_or_default();
+    let starts = value
+        .iter()
         .enumerate()
-        .filter(move |(_, window)| *window == needle)
-        .map(move |(index, _)| &value[index + needle.len()..])
+        .filter(move |(_, byte)| **byte == first)
+        .map(|(index, _)| index);
+    starts.filter_map(move |index| value[index..].strip_prefix(needle))
 }
 
 /// What a URL ends with where it stands in text.
@@ -293,7 +301,7 @@ fn is_known_phrase(value: &[u8]) -> bool {
         b"b3BlbnNzaC1rZXktdj",
         b"openssh-key-v1",
         b"hooks.slack.com/services/",
-        b"/api/webhooks/",
+        b"webhooks/",
     ]
     .iter()
     .any(|phrase| contains(value, phrase))
@@ -365,6 +373,13 @@ mod tests {
             assert!(secret("X", value), "{value}");
         }
         assert!(secret("HTTPS_PROXY", "u:pw@proxy:3128") && secret("DATABASE_URL", "u:pw@h"));
+    }
+
+    #[test]
+    fn no_known_token_is_shorter_than_the_shortest() {
+        for (prefix, _, least) in TOKENS {
+            assert!(prefix.len() + least >= SHORTEST_TOKEN, "{}", prefix.escape_ascii());
+        }
     }
 
     #[test]
