@@ -30,8 +30,8 @@ fn measure(world: &World) {
     );
     latency(world);
     throughput(world);
-    cold_start(world);
     memory(world);
+    cold_start(world);
 }
 
 fn release() -> String {
