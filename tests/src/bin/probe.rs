@@ -2,6 +2,7 @@
 //!
 //! Exit code 0 for `OK`, 1 for an error of the kernel, 2 for a wrong use of this program. What a door needs first (a descriptor to act on) is
 //! opened for reading only, so that the one call is what a sandbox has to judge. The only unsafe code of this crate is in [`sys`].
+use std::cell::Cell;
 use std::ffi::CString;
 use std::io::Write;
 use std::os::unix::ffi::OsStringExt;
@@ -26,6 +27,7 @@ const ACL_VALUE: [u8; 28] = [
     2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 4, 0, 7, 0, 255, 255, 255, 255, 32, 0, 7, 0, 255, 255, 255, 255,
 ];
 const NO_DUMP: u64 = 0x40;
+const FS_IOC_GETFLAGS: usize = 0x8008_6601;
 const FS_IOC_SETFLAGS: usize = 0x4008_6602;
 const FS_IOC_FSSETXATTR: usize = 0x401c_5820;
 const X_NO_DUMP: u32 = 0x80;
@@ -331,10 +333,12 @@ const METADATA: &[Door] = &[
         )
     }),
     ("ioctl-setflags", 1, |a| {
-        sys(
-            libc::SYS_ioctl,
-            &[open(&a[0], libc::O_RDONLY)?, FS_IOC_SETFLAGS, at(&NO_DUMP)],
-        )
+        let fd = open(&a[0], libc::O_RDONLY)?;
+        // The other flags stay: clearing ext4's extent flag would convert the file, which the file system refuses at times.
+        let before = Cell::new(0u64); // the kernel writes to it
+        sys(libc::SYS_ioctl, &[fd, FS_IOC_GETFLAGS, at(&before)])?;
+        let flags = before.get() | NO_DUMP;
+        sys(libc::SYS_ioctl, &[fd, FS_IOC_SETFLAGS, at(&flags)])
     }),
     ("ioctl-fssetxattr", 1, |a| {
         sys(
@@ -356,7 +360,7 @@ const KERNEL: &[Door] = &[
         sys(libc::SYS_mount, &[at(b"x\0"), path(&a[0]), at(b"tmpfs\0"), 0, 0])
     }),
     ("io-uring", 0, |_| {
-        let parameters = std::hint::black_box([0u64; 15]); // the kernel writes to it
+        let parameters = Cell::new([0u64; 15]); // the kernel writes to it
         sys(libc::SYS_io_uring_setup, &[1, at(&parameters)])
     }),
     ("add-key", 0, |_| {
