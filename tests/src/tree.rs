@@ -38,7 +38,7 @@ fn visit(path: &Path, picture: &mut Picture) {
             "link",
             fs::read_link(path).unwrap().into_os_string().into_encoded_bytes(),
         ),
-        _ if kind.is_file() => ("file", fs::read(path).unwrap()),
+        _ if kind.is_file() => ("file", content_of(path)),
         _ if kind.is_fifo() => ("fifo", Vec::new()),
         _ if kind.is_socket() => ("socket", Vec::new()),
         _ => ("device", Vec::new()),
@@ -63,6 +63,15 @@ fn visit(path: &Path, picture: &mut Picture) {
         for entry in fs::read_dir(path).unwrap() {
             visit(&entry.unwrap().path(), picture);
         }
+    }
+}
+
+/// What is in a file; a file that its owner may not read has its size, times and mode to go by.
+fn content_of(path: &Path) -> Vec<u8> {
+    match fs::read(path) {
+        Ok(content) => content,
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Vec::new(),
+        Err(error) => panic!("{}: {error}", path.display()),
     }
 }
 
