@@ -89,6 +89,11 @@ impl Client {
         Ok(Self { stream, decoder, outgoing: Vec::new(), greeting, next_id: 1 })
     }
 
+    /// The greeted socket, for [`crate::connection`]: the decoder may hold bytes that have come already.
+    pub(crate) fn into_parts(self) -> (UnixStream, Decoder, HelloReply) {
+        (self.stream, self.decoder, self.greeting)
+    }
+
     /// What the daemon said of itself.
     #[must_use]
     pub fn greeting(&self) -> &HelloReply {
