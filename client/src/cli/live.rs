@@ -236,6 +236,13 @@ pub(super) fn print(data: &[u8]) -> bool {
     write_all(rustix::stdio::stdout(), data).is_ok()
 }
 
+/// One JSON object on a line of its own.
+pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<bool, ClientError> {
+    let mut line = serde_json::to_vec(value).map_err(|error| ClientError::Local(error.to_string()))?;
+    line.push(b'\n');
+    Ok(print(&line))
+}
+
 fn write_all(fd: impl std::os::fd::AsFd, mut data: &[u8]) -> rustix::io::Result<()> {
     while !data.is_empty() {
         match rustix::io::write(&fd, data) {
