@@ -49,7 +49,7 @@ fn text(status: &DaemonStatus) -> String {
         "confined by",
         status
             .tier
-            .map_or("nothing yet (see `dsh-exec doctor`)".into(), |tier| {
+            .map_or("nothing, or not tried yet (see `dsh-exec doctor`)".into(), |tier| {
                 format!("the {tier} tier")
             }),
     );
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(
             text(&status),
             "server        dsh-execd 9.9\nprocess       41\nsocket        /run/x\nup for        1 min 1 s\n\
-             confined by   nothing yet (see `dsh-exec doctor`)\nrunning       3\nconnections   4\nfinished      5\nfailed        6\n"
+             confined by   nothing, or not tried yet (see `dsh-exec doctor`)\nrunning       3\nconnections   4\nfinished      5\nfailed        6\n"
         );
         status.tier = Some(dsh_policy::mode::Tier::Landlock);
         status.draining = true;
