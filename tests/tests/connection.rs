@@ -237,9 +237,13 @@ async fn a_run_that_nobody_looks_at_neither_stops_the_others_nor_lies_about_gaps
     let connection = connect(&world).await;
     let command = format!("head -c {TOTAL} /dev/zero");
     let mut unread = connection.start(request(&world, &command)).await.unwrap();
-    // All of it passes by before anybody looks.
     let again = connection.run(request(&world, &command)).await.unwrap();
     assert_eq!(again.stdout.bytes, TOTAL as u64);
+    // All of it passes by before anybody looks: messages come in the order in which they were sent.
+    while connection.status().await.unwrap().running > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    connection.status().await.unwrap();
     for n in 0..5 {
         let result = connection.run(request(&world, &format!("echo {n}"))).await.unwrap();
         assert_eq!(result.stdout.text, format!("{n}\n"));

@@ -248,3 +248,143 @@ fn take_all(decoder: &mut Decoder, requests: &Requests) -> Result<Option<String>
     }
     Ok(last_words)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use dsh_policy::frame::{self, FRAME_LIMIT};
+    use dsh_policy::wire::StreamName;
+
+    /// A served connection, the daemon's end of it, and the way to send.
+    fn served() -> (Arc<Requests>, UnixStream, mpsc::UnboundedSender<Queued>) {
+        let (ours, daemon) = UnixStream::pair().unwrap();
+        let (queue, queued) = mpsc::unbounded_channel();
+        let requests = Arc::new(Requests::default());
+        tokio::spawn(drive(ours, Decoder::new(FRAME_LIMIT), queued, Arc::clone(&requests)));
+        (requests, daemon, queue)
+    }
+
+    async fn say(daemon: &mut UnixStream, message: &ServerMessage) {
+        let frame = Encoding::Bincode.frame(message).unwrap();
+        daemon.write_all(&frame).await.unwrap();
+    }
+
+    async fn next(inbox: &mut Inbox) -> Result<ServerMessage, ClientError> {
+        std::future::poll_fn(|context| inbox.poll(context)).await
+    }
+
+    fn output(id: u64, offset: usize, len: usize) -> ServerMessage {
+        let (stream, offset) = (StreamName::Stdout, offset as u64);
+        ServerMessage::Output {
+            id,
+            stream,
+            offset,
+            data: vec![0; len].into(),
+        }
+    }
+
+    fn refusal(id: Option<u64>) -> ServerMessage {
+        ServerMessage::Error {
+            id,
+            error: ExecError::new(ErrorCode::LimitExceeded, "too much"),
+        }
+    }
+
+    #[tokio::test]
+    async fn each_request_gets_its_own_messages_and_strangers_none() {
+        let (requests, mut daemon, _queue) = served();
+        let (mut one, mut two) = (requests.open().unwrap(), requests.open().unwrap());
+        assert_ne!(one.id, two.id);
+        for message in [
+            output(99, 0, 1),
+            ServerMessage::Unknown,
+            output(two.id, 0, 2),
+            refusal(Some(one.id)),
+            refusal(Some(one.id)),
+        ] {
+            say(&mut daemon, &message).await;
+        }
+        assert_eq!(next(&mut two).await.unwrap(), output(two.id, 0, 2));
+        assert_eq!(next(&mut one).await.unwrap(), refusal(Some(one.id)));
+        // The last answer was the last: what follows it has no reader.
+        assert!(!requests.lock().open.contains_key(&one.id));
+        assert!(requests.lock().open.contains_key(&two.id));
+        let id = two.id;
+        drop(two);
+        assert!(!requests.lock().open.contains_key(&id));
+    }
+
+    #[tokio::test]
+    async fn unread_output_is_bounded_and_everything_else_still_comes() {
+        const PIECE: usize = 1024 * 1024;
+        let (requests, mut daemon, _queue) = served();
+        let (mut unread, mut other) = (requests.open().unwrap(), requests.open().unwrap());
+        for n in 0..12 {
+            say(&mut daemon, &output(unread.id, n * PIECE, PIECE)).await;
+        }
+        say(&mut daemon, &refusal(Some(unread.id))).await;
+        say(&mut daemon, &refusal(Some(other.id))).await;
+        next(&mut other).await.unwrap();
+        for n in 0..UNREAD_OUTPUT / PIECE {
+            assert_eq!(next(&mut unread).await.unwrap(), output(unread.id, n * PIECE, PIECE));
+        }
+        assert_eq!(next(&mut unread).await.unwrap(), refusal(Some(unread.id)));
+    }
+
+    #[tokio::test]
+    async fn room_comes_back_when_output_is_read() {
+        const PIECE: usize = UNREAD_OUTPUT / 2 + 1;
+        let (requests, mut daemon, _queue) = served();
+        let mut inbox = requests.open().unwrap();
+        for n in 0..5 {
+            say(&mut daemon, &output(inbox.id, n * PIECE, PIECE)).await;
+            assert_eq!(next(&mut inbox).await.unwrap(), output(inbox.id, n * PIECE, PIECE));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_daemon_says_before_it_closes_is_told_and_the_fate_is_unknown() {
+        let (requests, mut daemon, _queue) = served();
+        let mut inbox = requests.open().unwrap();
+        say(&mut daemon, &refusal(None)).await;
+        drop(daemon);
+        let error = next(&mut inbox).await.unwrap_err().into_exec_error();
+        assert_eq!(error.code, ErrorCode::Unknown);
+        assert!(error.message.contains("too much"), "{}", error.message);
+        assert!(requests.open().is_err());
+    }
+
+    #[tokio::test]
+    async fn bytes_that_are_no_message_end_the_connection() {
+        let too_long = u32::MAX.to_le_bytes().to_vec();
+        let garbage = frame::encode(&[3, 255, 255, 255]).unwrap();
+        for bytes in [too_long, garbage] {
+            let (requests, mut daemon, _queue) = served();
+            let mut inbox = requests.open().unwrap();
+            daemon.write_all(&bytes).await.unwrap();
+            let error = next(&mut inbox).await.unwrap_err();
+            assert!(matches!(error, ClientError::Protocol(_)), "{error:?}");
+            assert!(matches!(requests.open(), Err(ClientError::Protocol(_))));
+            // It is closed, not kept half open.
+            assert_eq!(daemon.read(&mut [0; 1]).await.unwrap_or(0), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_queued_is_sent_before_the_socket_closes() {
+        let (_requests, mut daemon, queue) = served();
+        for _ in 0..3 {
+            queue
+                .send(Queued {
+                    frame: vec![7; 100_000],
+                    _room: None,
+                })
+                .unwrap();
+        }
+        drop(queue);
+        let mut received = Vec::new();
+        daemon.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, vec![7; 300_000]);
+    }
+}
