@@ -238,13 +238,19 @@ fn environment_of(
         .map(|tmp| ("TMPDIR".into(), ByteString::from(tmp.path.as_path())))
         .into_iter()
         .collect();
-    environment::build(
+    let mut environment = environment::build(
         ambient,
         &defaults,
         request.env.as_ref(),
         request.dsh_env.as_ref(),
         &settings.environment,
-    )
+    )?;
+    // What the client took out before it sent the rest. A name that was set on purpose is there after all.
+    let taken = request.ambient_removed.iter().filter(|name| !environment.variables.contains_key(*name));
+    environment.removed.extend(taken.cloned());
+    environment.removed.sort();
+    environment.removed.dedup();
+    Ok(environment)
 }
 
 /// A request that has its turn; counted while it has.

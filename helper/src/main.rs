@@ -50,9 +50,12 @@ fn main() -> ExitCode {
     if sys::close_inherited_fds().is_err() {
         return ExitCode::from(FAILED);
     }
+    let arguments: Vec<Vec<u8>> = std::env::args_os().skip(1).map(OsStringExt::into_vec).collect();
+    if arguments.first().is_some_and(|first| first == b"--detach") {
+        return detach();
+    }
     sys::clear_environment();
     sys::default_signals();
-    let arguments: Vec<Vec<u8>> = std::env::args_os().skip(1).map(OsStringExt::into_vec).collect();
     match arguments.first().map(Vec::as_slice) {
         None => serve(),
         Some(b"--probe") => probe::print(),
@@ -63,6 +66,19 @@ fn main() -> ExitCode {
         }
         Some(_) => refuse_to_start(),
     }
+}
+
+/// Becomes another program of this user (the daemon, started by a client) in a session of its own and without the caller's descriptors, which nobody
+/// but this crate may close. The environment stays: the daemon is configured by it.
+fn detach() -> ExitCode {
+    use std::os::unix::process::CommandExt as _;
+    // Fails only for the leader of a process group, which then has no terminal to lose either.
+    let _ = rustix::process::setsid();
+    let mut arguments = std::env::args_os().skip(2);
+    let Some(program) = arguments.next() else { return refuse_to_start() };
+    let error = std::process::Command::new(&program).args(arguments).exec();
+    eprintln!("dsh-exec-helper: cannot start {}: {error}", program.display());
+    ExitCode::from(FAILED)
 }
 
 fn refuse_to_start() -> ExitCode {

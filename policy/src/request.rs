@@ -48,6 +48,9 @@ pub struct BashExecRequest {
     /// What the calling process has in its environment; the daemon's own is used when absent.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
     pub ambient_env: Option<EnvMap>,
+    /// Names that the caller took out of `ambientEnv` before sending it; the result lists them with the daemon's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ambient_removed: Vec<ByteString>,
     /// The caller's file mode creation mask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub umask: Option<u32>,
