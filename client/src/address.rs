@@ -18,7 +18,9 @@ pub enum Endpoint {
 }
 
 fn absolute(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+    std::env::var_os(name)
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
 }
 
 /// The folder that holds the usual socket: below `XDG_RUNTIME_DIR`, else one of this user's own in `/tmp`.
@@ -49,7 +51,9 @@ pub fn default_socket() -> PathBuf {
 /// # Errors
 /// [`ClientError::Unreachable`] says what is wrong with it.
 pub fn check_folder(folder: &Path) -> Result<(), ClientError> {
-    let Ok(metadata) = fs::symlink_metadata(folder) else { return Ok(()) };
+    let Ok(metadata) = fs::symlink_metadata(folder) else {
+        return Ok(());
+    };
     let own = rustix::process::geteuid().as_raw();
     let mode = metadata.mode() & 0o777;
     let problem = if !metadata.is_dir() {
@@ -61,7 +65,10 @@ pub fn check_folder(folder: &Path) -> Result<(), ClientError> {
     } else {
         return Ok(());
     };
-    Err(ClientError::Unreachable(format!("refusing to use the socket in {}: it {problem}", folder.display())))
+    Err(ClientError::Unreachable(format!(
+        "refusing to use the socket in {}: it {problem}",
+        folder.display()
+    )))
 }
 
 #[cfg(test)]
@@ -81,6 +88,11 @@ mod tests {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
         check_folder(&folder).unwrap();
         std::os::unix::fs::symlink(&folder, temp.path().join("link")).unwrap();
-        assert!(check_folder(&temp.path().join("link")).unwrap_err().to_string().contains("link"));
+        assert!(
+            check_folder(&temp.path().join("link"))
+                .unwrap_err()
+                .to_string()
+                .contains("link")
+        );
     }
 }

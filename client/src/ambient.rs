@@ -42,7 +42,11 @@ mod tests {
 
     #[test]
     fn values_that_were_set_on_purpose_stay() {
-        let mut request = BashExecRequest { ambient_env: Some(EnvMap::new()), umask: Some(0o077), ..Default::default() };
+        let mut request = BashExecRequest {
+            ambient_env: Some(EnvMap::new()),
+            umask: Some(0o077),
+            ..Default::default()
+        };
         attach(&mut request);
         assert_eq!((request.ambient_env.unwrap().len(), request.umask), (0, Some(0o077)));
     }

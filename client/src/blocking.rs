@@ -41,7 +41,9 @@ pub struct Client {
 
 fn lost(error: &io::Error) -> ClientError {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Unreachable("the daemon does not answer".into()),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            ClientError::Unreachable("the daemon does not answer".into())
+        }
         _ => ClientError::Lost,
     }
 }
@@ -66,13 +68,19 @@ impl Client {
         };
         let payload = codec::to_json(&hello).map_err(|error| ClientError::Protocol(error.to_string()))?;
         let hello = frame::encode(&payload).map_err(|error| ClientError::Protocol(error.to_string()))?;
-        stream.set_read_timeout(Some(HELLO_DEADLINE)).map_err(|error| lost(&error))?;
+        stream
+            .set_read_timeout(Some(HELLO_DEADLINE))
+            .map_err(|error| lost(&error))?;
         // A daemon that refuses this peer closes at once, so a failed write still has an answer to read.
         let _ = stream.write_all(&hello);
         let mut decoder = Decoder::new(HELLO_LIMIT);
         let greeting = loop {
-            if let Some(payload) = decoder.next_payload().map_err(|error| ClientError::Protocol(error.to_string()))? {
-                break codec::from_json::<HelloReply>(&payload).map_err(|error| ClientError::Protocol(error.to_string()))?;
+            if let Some(payload) = decoder
+                .next_payload()
+                .map_err(|error| ClientError::Protocol(error.to_string()))?
+            {
+                break codec::from_json::<HelloReply>(&payload)
+                    .map_err(|error| ClientError::Protocol(error.to_string()))?;
             }
             fill(&mut stream, &mut decoder)?;
         };
@@ -80,13 +88,22 @@ impl Client {
             return Err(ClientError::Exec(error));
         }
         if greeting.protocol.major != PROTOCOL.major {
-            let text = format!("the daemon speaks protocol {}, this client {PROTOCOL}; install both from one release", greeting.protocol);
+            let text = format!(
+                "the daemon speaks protocol {}, this client {PROTOCOL}; install both from one release",
+                greeting.protocol
+            );
             return Err(ClientError::Exec(ExecError::new(ErrorCode::ProtocolMismatch, text)));
         }
         decoder.set_limit(FRAME_LIMIT);
         stream.set_read_timeout(None).map_err(|error| lost(&error))?;
         stream.set_nonblocking(true).map_err(|error| lost(&error))?;
-        Ok(Self { stream, decoder, outgoing: Vec::new(), greeting, next_id: 1 })
+        Ok(Self {
+            stream,
+            decoder,
+            outgoing: Vec::new(),
+            greeting,
+            next_id: 1,
+        })
     }
 
     /// The greeted socket, for [`crate::connection`]: the decoder may hold bytes that have come already.
@@ -111,7 +128,9 @@ impl Client {
     /// # Errors
     /// [`ClientError::Lost`] when the daemon is gone, [`ClientError::Local`] when the message is larger than a frame.
     pub fn send(&mut self, message: &ClientMessage) -> Result<(), ClientError> {
-        let frame = Encoding::Bincode.frame(message).map_err(|error| ClientError::Local(error.to_string()))?;
+        let frame = Encoding::Bincode
+            .frame(message)
+            .map_err(|error| ClientError::Local(error.to_string()))?;
         self.outgoing.extend_from_slice(&frame);
         self.flush()
     }
@@ -195,10 +214,18 @@ impl Client {
     ///
     /// # Errors
     /// As for [`Client::run`].
-    pub fn run_with(&mut self, mut request: BashExecRequest, mut on_event: impl FnMut(&ServerMessage)) -> Result<BashRunResult, ClientError> {
+    pub fn run_with(
+        &mut self,
+        mut request: BashExecRequest,
+        mut on_event: impl FnMut(&ServerMessage),
+    ) -> Result<BashRunResult, ClientError> {
         crate::ambient::attach(&mut request);
         let id = self.new_id();
-        self.send(&ClientMessage::Run { id, request: Box::new(request), stream: true })?;
+        self.send(&ClientMessage::Run {
+            id,
+            request: Box::new(request),
+            stream: true,
+        })?;
         self.answer(id, |message| match message {
             ServerMessage::Finished { result, .. } => Some(*result),
             other => {
@@ -214,7 +241,10 @@ impl Client {
     /// [`ClientError::Exec`] when the request cannot be run.
     pub fn resolve(&mut self, request: BashExecRequest) -> Result<BashExecSpec, ClientError> {
         let id = self.new_id();
-        self.send(&ClientMessage::Resolve { id, request: Box::new(request) })?;
+        self.send(&ClientMessage::Resolve {
+            id,
+            request: Box::new(request),
+        })?;
         self.answer(id, |message| match message {
             ServerMessage::Resolved { spec, .. } => Some(*spec),
             _ => None,
@@ -264,7 +294,9 @@ impl Client {
     fn answer<T>(&mut self, id: u64, mut pick: impl FnMut(ServerMessage) -> Option<T>) -> Result<T, ClientError> {
         loop {
             match self.next_message()? {
-                ServerMessage::Error { id: about, error } if about.is_none_or(|about| about == id) => return Err(ClientError::Exec(error)),
+                ServerMessage::Error { id: about, error } if about.is_none_or(|about| about == id) => {
+                    return Err(ClientError::Exec(error));
+                }
                 message => {
                     if let Some(answer) = pick(message) {
                         return Ok(answer);

@@ -40,8 +40,15 @@ pub fn connect(endpoint: &Endpoint) -> Result<Client, ClientError> {
         Ok(stream) => Client::greet(stream),
         Err(error) if autostart && nobody_listens(&error) => start_and_connect(&socket),
         Err(error) => {
-            let hint = if autostart { "" } else { "; start one with `dsh-execd`, or leave --no-autostart away" };
-            Err(ClientError::Unreachable(format!("no daemon answers on {}: {error}{hint}", socket.display())))
+            let hint = if autostart {
+                ""
+            } else {
+                "; start one with `dsh-execd`, or leave --no-autostart away"
+            };
+            Err(ClientError::Unreachable(format!(
+                "no daemon answers on {}: {error}{hint}",
+                socket.display()
+            )))
         }
     }
 }
@@ -62,7 +69,11 @@ fn start_and_connect(socket: &Path) -> Result<Client, ClientError> {
             }
         }
     }
-    Err(ClientError::Unreachable(format!("the daemon does not listen on {} in time; {}", socket.display(), last_words(&log_file()))))
+    Err(ClientError::Unreachable(format!(
+        "the daemon does not listen on {} in time; {}",
+        socket.display(),
+        last_words(&log_file())
+    )))
 }
 
 /// Connects as soon as somebody listens; none when the other client's daemon has not come up soon.
@@ -84,7 +95,11 @@ fn start_daemon(deadline: Instant) -> Result<(), ClientError> {
     let log_path = log_file();
     let log = open_log(&log_path)?;
     let failed = |what: &str, error: &dyn std::fmt::Display| {
-        ClientError::Unreachable(format!("cannot {what} {}: {error}; {}", program.display(), last_words(&log_path)))
+        ClientError::Unreachable(format!(
+            "cannot {what} {}: {error}; {}",
+            program.display(),
+            last_words(&log_path)
+        ))
     };
     let mut child = launcher(&program)
         .args(["--idle-exit-ms", IDLE_EXIT_MS, "--ready-stdout"])
@@ -96,7 +111,10 @@ fn start_daemon(deadline: Instant) -> Result<(), ClientError> {
     let mut said = String::new();
     if let Some(mut stdout) = child.stdout.take() {
         let left = deadline.saturating_duration_since(Instant::now());
-        let wait = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
+        let wait = Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
         match poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&wait)) {
             Ok(0) => return Err(failed("get ready", &"it did not say so within five seconds")),
             _ => {
@@ -132,10 +150,18 @@ fn launcher(program: &Path) -> Command {
 fn find_daemon() -> Result<PathBuf, ClientError> {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name("dsh-execd"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let candidates = beside.into_iter().chain(std::env::split_paths(&path).map(|folder| folder.join("dsh-execd")));
-    candidates.into_iter().find(|candidate| candidate.is_file()).ok_or_else(|| {
-        ClientError::Unreachable("dsh-execd is neither beside dsh-exec nor on PATH; install it, or name a running daemon with --socket".into())
-    })
+    let candidates = beside
+        .into_iter()
+        .chain(std::env::split_paths(&path).map(|folder| folder.join("dsh-execd")));
+    candidates
+        .into_iter()
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| {
+            ClientError::Unreachable(
+                "dsh-execd is neither beside dsh-exec nor on PATH; install it, or name a running daemon with --socket"
+                    .into(),
+            )
+        })
 }
 
 fn log_file() -> PathBuf {
@@ -143,12 +169,24 @@ fn log_file() -> PathBuf {
 }
 
 fn open_log(path: &Path) -> Result<File, ClientError> {
-    let failed = |error: io::Error| ClientError::Unreachable(format!("cannot write the daemon's log {}: {error}", path.display()));
+    let failed = |error: io::Error| {
+        ClientError::Unreachable(format!("cannot write the daemon's log {}: {error}", path.display()))
+    };
     if let Some(folder) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(failed)?;
     }
     let nofollow = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(nofollow).open(path).map_err(failed)
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nofollow)
+        .open(path)
+        .map_err(failed)
 }
 
 /// Where the log is, and its last line.
@@ -159,7 +197,12 @@ fn last_words(path: &Path) -> String {
         file.seek(SeekFrom::Start(start))?;
         let mut bytes = Vec::new();
         file.take(LOG_TAIL).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
+        Ok(String::from_utf8_lossy(&bytes)
+            .lines()
+            .rfind(|line| !line.trim().is_empty())
+            .unwrap_or_default()
+            .trim()
+            .to_owned())
     };
     match tail() {
         Ok(line) if !line.is_empty() => format!("its log {} ends with: {line}", path.display()),

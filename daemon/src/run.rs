@@ -246,7 +246,10 @@ fn environment_of(
         &settings.environment,
     )?;
     // What the client took out before it sent the rest. A name that was set on purpose is there after all.
-    let taken = request.ambient_removed.iter().filter(|name| !environment.variables.contains_key(*name));
+    let taken = request
+        .ambient_removed
+        .iter()
+        .filter(|name| !environment.variables.contains_key(*name));
     environment.removed.extend(taken.cloned());
     environment.removed.sort();
     environment.removed.dedup();

@@ -75,7 +75,9 @@ fn detach() -> ExitCode {
     // Fails only for the leader of a process group, which then has no terminal to lose either.
     let _ = rustix::process::setsid();
     let mut arguments = std::env::args_os().skip(2);
-    let Some(program) = arguments.next() else { return refuse_to_start() };
+    let Some(program) = arguments.next() else {
+        return refuse_to_start();
+    };
     let error = std::process::Command::new(&program).args(arguments).exec();
     eprintln!("dsh-exec-helper: cannot start {}: {error}", program.display());
     ExitCode::from(FAILED)

@@ -30,7 +30,9 @@ pub(super) struct Input(OwnedFd);
 impl Input {
     /// A file, or `-` for this process's standard input.
     pub(super) fn open(path: &Path) -> Result<Self, ClientError> {
-        let failed = |error: io::Error| ClientError::Local(format!("cannot read standard input from {}: {error}", path.display()));
+        let failed = |error: io::Error| {
+            ClientError::Local(format!("cannot read standard input from {}: {error}", path.display()))
+        };
         if path == Path::new("-") {
             return io::stdin().as_fd().try_clone_to_owned().map(Self).map_err(failed);
         }
@@ -115,7 +117,11 @@ impl Live {
     pub(super) fn run(mut self, mut request: BashExecRequest) -> Result<Outcome, ClientError> {
         crate::ambient::attach(&mut request);
         let (id, stream) = (self.id, self.stream);
-        self.client.send(&ClientMessage::Run { id, request: Box::new(request), stream })?;
+        self.client.send(&ClientMessage::Run {
+            id,
+            request: Box::new(request),
+            stream,
+        })?;
         loop {
             while let Some(message) = self.client.next_arrived()? {
                 if let Some(result) = self.take(message)? {
@@ -127,11 +133,17 @@ impl Live {
     }
 
     fn outcome(&self, result: BashRunResult) -> Outcome {
-        let totals = [(StreamName::Stdout, result.stdout.bytes), (StreamName::Stderr, result.stderr.bytes)];
-        let missed = totals.into_iter().zip(&self.shown).filter_map(|((stream, total), shown)| {
-            let bytes = shown.missed + total.saturating_sub(shown.next);
-            (self.stream && !self.stdout_closed && bytes > 0).then_some(Missed { stream, bytes })
-        });
+        let totals = [
+            (StreamName::Stdout, result.stdout.bytes),
+            (StreamName::Stderr, result.stderr.bytes),
+        ];
+        let missed = totals
+            .into_iter()
+            .zip(&self.shown)
+            .filter_map(|((stream, total), shown)| {
+                let bytes = shown.missed + total.saturating_sub(shown.next);
+                (self.stream && !self.stdout_closed && bytes > 0).then_some(Missed { stream, bytes })
+            });
         Outcome {
             missed: missed.collect(),
             interrupted: self.interrupted_by != 0,
@@ -148,7 +160,10 @@ impl Live {
             socket |= PollFlags::OUT;
         }
         let wants_input = self.client.backlog() < BACKLOG;
-        let mut fds = vec![PollFd::new(&self.client, socket), PollFd::new(&self.signals, PollFlags::IN)];
+        let mut fds = vec![
+            PollFd::new(&self.client, socket),
+            PollFd::new(&self.signals, PollFlags::IN),
+        ];
         if let Some(input) = self.input.as_ref().filter(|_| wants_input) {
             fds.push(PollFd::new(&input.0, PollFlags::IN));
         }
@@ -171,7 +186,9 @@ impl Live {
 
     /// The first signal cancels; with the second this process leaves, and the daemon ends the command because its client has gone.
     fn interrupted(&mut self) -> Result<(), ClientError> {
-        let Ok(Some(signal)) = self.signals.read_signal() else { return Ok(()) };
+        let Ok(Some(signal)) = self.signals.read_signal() else {
+            return Ok(());
+        };
         if self.interrupted_by != 0 {
             std::process::exit(128 + i32::from(self.interrupted_by));
         }
@@ -200,13 +217,19 @@ impl Live {
         if eof {
             self.input = None;
         }
-        self.client.send(&ClientMessage::Stdin { id: self.id, data: ByteString(chunk), eof })
+        self.client.send(&ClientMessage::Stdin {
+            id: self.id,
+            data: ByteString(chunk),
+            eof,
+        })
     }
 
     /// Handles a message; the result when it is the last.
     fn take(&mut self, message: ServerMessage) -> Result<Option<BashRunResult>, ClientError> {
         match message {
-            ServerMessage::Output { stream, offset, data, .. } => self.show(stream, offset, data.as_bytes())?,
+            ServerMessage::Output {
+                stream, offset, data, ..
+            } => self.show(stream, offset, data.as_bytes())?,
             ServerMessage::Finished { result, .. } => return Ok(Some(*result)),
             ServerMessage::Error { error, .. } => return Err(ClientError::Exec(error)),
             _ => {}
@@ -261,11 +284,14 @@ fn write_all(fd: impl std::os::fd::AsFd, mut data: &[u8]) -> rustix::io::Result<
 /// Number of a signal's name; 0 for one without a number here.
 pub(super) fn signal_number(name: &str) -> u8 {
     Signal::from_str(name).map_or_else(
-        |_| name.strip_prefix("SIGRTMIN+").and_then(|rest| rest.parse::<u8>().ok()).map_or(0, |offset| 34 + offset),
+        |_| {
+            name.strip_prefix("SIGRTMIN+")
+                .and_then(|rest| rest.parse::<u8>().ok())
+                .map_or(0, |offset| 34 + offset)
+        },
         |signal| signal as u8,
     )
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -273,6 +299,14 @@ mod tests {
 
     #[test]
     fn signals_have_their_numbers() {
-        assert_eq!((signal_number("SIGKILL"), signal_number("SIGTERM"), signal_number("SIGRTMIN+1"), signal_number("?")), (9, 15, 35, 0));
+        assert_eq!(
+            (
+                signal_number("SIGKILL"),
+                signal_number("SIGTERM"),
+                signal_number("SIGRTMIN+1"),
+                signal_number("?")
+            ),
+            (9, 15, 35, 0)
+        );
     }
 }

@@ -54,7 +54,9 @@ impl DaemonArguments {
     fn endpoint(&self) -> Endpoint {
         match &self.socket {
             Some(socket) => Endpoint::Socket(socket.clone()),
-            None => Endpoint::Default { autostart: !self.no_autostart },
+            None => Endpoint::Default {
+                autostart: !self.no_autostart,
+            },
         }
     }
 }

@@ -153,7 +153,9 @@ fn request(args: &RunArgs) -> Result<BashExecRequest, ClientError> {
     };
     let workspace = match &args.workspace {
         Some(workspace) => workspace.clone(),
-        None => std::env::current_dir().map_err(|error| ClientError::Local(format!("the current directory is gone ({error}); name a --workspace")))?,
+        None => std::env::current_dir().map_err(|error| {
+            ClientError::Local(format!("the current directory is gone ({error}); name a --workspace"))
+        })?,
     };
     Ok(BashExecRequest {
         command: ByteString::from(command.as_os_str()),
@@ -184,7 +186,8 @@ fn own_path(path: &PathBuf) -> Result<ByteString, ClientError> {
     if path.is_absolute() || path.starts_with("~") {
         return Ok(ByteString::from(path.as_path()));
     }
-    let here = std::env::current_dir().map_err(|error| ClientError::Local(format!("the current directory is gone ({error})")))?;
+    let here = std::env::current_dir()
+        .map_err(|error| ClientError::Local(format!("the current directory is gone ({error})")))?;
     Ok(ByteString::from(here.join(path)))
 }
 
@@ -193,7 +196,10 @@ fn variables(pairs: &[OsString], flag: &str) -> Result<Option<EnvMap>, ClientErr
     for pair in pairs {
         let bytes = pair.as_bytes();
         let Some(equals) = bytes.iter().position(|byte| *byte == b'=').filter(|at| *at > 0) else {
-            return Err(ClientError::Local(format!("{flag} {}: expected NAME=VALUE", pair.display())));
+            return Err(ClientError::Local(format!(
+                "{flag} {}: expected NAME=VALUE",
+                pair.display()
+            )));
         };
         let value = OsString::from_vec(bytes[equals + 1..].to_vec());
         map.insert(ByteString::from(&bytes[..equals]), ByteString::from(value));
@@ -207,27 +213,47 @@ fn report(result: &BashRunResult, missed: &[live::Missed]) {
     // Nobody to tell when stderr is closed.
     let mut say = |line: String| drop(writeln!(stderr, "dsh-exec: {line}"));
     for missed in missed {
-        let stream = if missed.stream == dsh_policy::wire::StreamName::Stdout { &result.stdout } else { &result.stderr };
-        let place = stream.spill_path.as_ref().map_or_else(|| "(unavailable)".to_owned(), ByteString::display);
-        say(format!("{} bytes of {} came faster than they could be shown; full output: {place}", missed.bytes, missed.stream));
+        let stream = if missed.stream == dsh_policy::wire::StreamName::Stdout {
+            &result.stdout
+        } else {
+            &result.stderr
+        };
+        let place = stream
+            .spill_path
+            .as_ref()
+            .map_or_else(|| "(unavailable)".to_owned(), ByteString::display);
+        say(format!(
+            "{} bytes of {} came faster than they could be shown; full output: {place}",
+            missed.bytes, missed.stream
+        ));
     }
     if let Some(confined) = &result.sandbox.confined {
         for fact in &confined.denials {
-            let remedy = fact.allowed_by.as_ref().map(|change| format!(" (allowed by: {change})")).unwrap_or_default();
+            let remedy = fact
+                .allowed_by
+                .as_ref()
+                .map(|change| format!(" (allowed by: {change})"))
+                .unwrap_or_default();
             say(format!("refused: {}{remedy}", fact.summary()));
         }
         if confined.denials_dropped > 0 {
             say(format!("refused: {} more operations", confined.denials_dropped));
         }
         if !confined.observed && result.exit_code != Some(0) {
-            say(format!("refusals were not observed: {}", confined.unobserved_reason.as_deref().unwrap_or("unknown reason")));
+            say(format!(
+                "refusals were not observed: {}",
+                confined.unobserved_reason.as_deref().unwrap_or("unknown reason")
+            ));
         }
     }
     if result.timed_out {
         say(format!("timed out after {} ms", result.timeout_ms));
     }
     if result.survivors > 0 {
-        say(format!("{} processes of the command could not be ended", result.survivors));
+        say(format!(
+            "{} processes of the command could not be ended",
+            result.survivors
+        ));
     }
 }
 
@@ -255,6 +281,11 @@ mod tests {
         let map = variables(&["A=b=c".into(), "E=".into()], "--env").unwrap().unwrap();
         assert_eq!(map[&ByteString::from("A")], ByteString::from("b=c"));
         assert_eq!(map[&ByteString::from("E")], ByteString::from(""));
-        assert!(variables(&["=x".into()], "--env").unwrap_err().to_string().contains("NAME=VALUE"));
+        assert!(
+            variables(&["=x".into()], "--env")
+                .unwrap_err()
+                .to_string()
+                .contains("NAME=VALUE")
+        );
     }
 }
