@@ -63,8 +63,9 @@ prop_compose! {
         stdin in Just(stdin), env in Just(env), dsh_env in Just(dsh_env),
     ) -> BashExecRequest {
         let (timeout_ms, stdout_max_bytes, stdin_open) = numbers;
+        let ambient_removed = env.iter().flatten().map(|(name, _)| name.clone()).collect();
         BashExecRequest {
-            command, workdir, timeout_ms, stdout_max_bytes, stdin, stdin_open, env, dsh_env, sandbox_policy, session, ambient_env,
+            command, workdir, timeout_ms, stdout_max_bytes, stdin, stdin_open, env, dsh_env, sandbox_policy, session, ambient_env, ambient_removed,
             umask, background, lifetime, description,
         }
     }
