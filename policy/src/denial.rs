@@ -207,7 +207,7 @@ impl DenialFact {
             && self.rule == other.rule
     }
 
-    /// One line for a person: `write-file /home/u/x refused (EACCES, outside-writable-roots) in /usr/bin/touch`.
+    /// One line for a person: `write-file /home/u/x: EACCES (outside-writable-roots) in /usr/bin/touch`.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut line = self.operation.to_string();
@@ -219,7 +219,7 @@ impl DenialFact {
             line.push(' ');
             line.push_str(detail);
         }
-        line.push_str(&format!(" refused ({}, {})", self.errno, self.rule));
+        line.push_str(&format!(": {} ({})", self.errno, self.rule));
         if let Some(executable) = &self.executable {
             line.push_str(" in ");
             line.push_str(&printable(executable));
@@ -271,7 +271,7 @@ mod tests {
         };
         assert_eq!(
             fact.summary(),
-            "write-file /x\\n\\u{1b}[31m refused (EACCES, read-only-mode) in /usr/bin/touch, 2 times"
+            "write-file /x\\n\\u{1b}[31m: EACCES (read-only-mode) in /usr/bin/touch, 2 times"
         );
         let json = serde_json::to_value(&fact).unwrap();
         assert_eq!(json["errno"], "EACCES");

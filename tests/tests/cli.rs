@@ -185,7 +185,7 @@ fn a_refusal_is_one_short_line_at_the_end_of_stderr() {
             "{stderr}"
         );
         let start = format!(
-            "dsh-exec: refused: create-file {}/x refused (EACCES, outside-writable-roots) in ",
+            "dsh-exec: refused: create-file {}/x: EACCES (outside-writable-roots) in ",
             world.outside().display()
         );
         assert!(lines[1].starts_with(&start), "{}", lines[1]);
