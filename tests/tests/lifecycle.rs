@@ -323,10 +323,14 @@ fn nothing_is_left_on_disk_or_in_the_daemon() {
                 .unwrap()
                 .count()
         };
+        // Two waiting helpers (the default) are part of a settled daemon; right after a command the next one is still being started.
+        let pool_is_full = || wait_until(Duration::from_secs(5), || children(world.daemon_pid()).len() == 2);
+        assert!(pool_is_full());
         let settled = descriptors();
         for _ in 0..20 {
             assert_eq!(world.run(ReadOnly, "true").code(), 0);
         }
+        assert!(pool_is_full());
         assert!(
             wait_until(Duration::from_secs(2), || descriptors() <= settled),
             "{} > {settled}",
