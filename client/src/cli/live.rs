@@ -243,8 +243,11 @@ impl Live {
         shown.next = offset + data.len() as u64;
         let alive = match stream {
             StreamName::Stdout => self.stdout_closed || print(data),
-            // A closed stderr is no reason to stop a command.
-            StreamName::Stderr => write_all(rustix::stdio::stderr(), data).is_ok() || true,
+            StreamName::Stderr => {
+                // A closed stderr is no reason to stop a command.
+                let _ = write_all(rustix::stdio::stderr(), data);
+                true
+            }
         };
         if !alive {
             self.stdout_closed = true;
