@@ -18,8 +18,6 @@ use crate::error::ClientError;
 
 /// How long a daemon may take to start, whoever starts it.
 const START_DEADLINE: Duration = Duration::from_secs(5);
-/// A daemon that was started like this leaves after so long without clients.
-const IDLE_EXIT_MS: &str = "900000";
 /// Between two attempts to connect to a daemon that another client is starting.
 const RETRY: Duration = Duration::from_millis(2);
 /// The log is read from its end, this much.
@@ -102,7 +100,7 @@ fn start_daemon(deadline: Instant) -> Result<(), ClientError> {
         ))
     };
     let mut child = launcher(&program)
-        .args(["--idle-exit-ms", IDLE_EXIT_MS, "--ready-stdout"])
+        .args(["--on-demand", "--ready-stdout"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)

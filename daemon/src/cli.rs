@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Leave when nobody has been connected for so many milliseconds (0: never)
     #[arg(long, value_name = "N")]
     pub(crate) idle_exit_ms: Option<u64>,
+    /// A client starts it for its own need: leave when idle, as `idleExitMs` of the configuration says
+    #[arg(long)]
+    pub(crate) on_demand: bool,
     /// Print `ready` once it listens (or `exists` when another daemon does), then close stdout
     #[arg(long)]
     pub(crate) ready_stdout: bool,

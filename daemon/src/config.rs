@@ -123,7 +123,7 @@ impl Default for Config {
             environment_remove: Vec::new(),
             helper: None,
             shell: None,
-            idle_exit_ms: 0,
+            idle_exit_ms: 900_000,
             log_level: LogLevel::Info,
         }
     }

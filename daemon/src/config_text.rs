@@ -128,7 +128,7 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "idleExitMs",
-        "The daemon leaves when nobody has been connected for so long; 0 means never. Read at start.",
+        "A daemon that a client started leaves when nobody has been connected for so long; 0 means never. Read at start.",
     ),
     key("logLevel", "off, error, warn, info, debug or trace."),
 ];

@@ -88,7 +88,8 @@ pub(crate) fn daemon(arguments: &Arguments) -> Result<Started, StartError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| io_error("cannot become a subreaper")(error.into()))?;
 
-    let idle_exit_ms = arguments.idle_exit_ms.unwrap_or(config.idle_exit_ms);
+    let configured = arguments.on_demand.then_some(config.idle_exit_ms);
+    let idle_exit_ms = arguments.idle_exit_ms.or(configured).unwrap_or(0);
     let idle_exit = (idle_exit_ms > 0).then(|| Duration::from_millis(idle_exit_ms));
     let helper = config.helper.clone().unwrap_or_else(helper::beside_daemon);
     let helpers = Helpers::new(helper, raise_open_files());

@@ -49,8 +49,10 @@ enum Target {
 
 /// Judges and performs one call of the metadata class.
 pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
-    match perform(judge, parked) {
-        Ok(decision) => decision,
+    let view = parked.view;
+    let read = read_call(parked).and_then(|(target, change)| Ok((change, target.read(view)?)));
+    match read {
+        Ok((change, named)) => perform(judge, parked, &change, named).unwrap_or_else(Decision::fail),
         // Not even the name can be read: a process that hides its memory. Nobody can say what it would have changed.
         Err(Errno::PERM | Errno::SRCH) => Decision::Refuse(Refusal::of(
             Operation::ChangeMode,
@@ -61,9 +63,8 @@ pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
     }
 }
 
-fn perform(judge: &Judge, parked: &Parked<'_>) -> Result<Decision, Errno> {
-    let (target, change) = read_call(parked)?;
-    let (found, given) = pin(parked.view, target)?;
+fn perform(judge: &Judge, parked: &Parked<'_>, change: &Change, named: Named) -> Result<Decision, Errno> {
+    let (found, given) = named.pin(parked.view)?;
     let Some(object) = &found.object else {
         return Err(Errno::NOENT);
     };
@@ -83,37 +84,62 @@ fn perform(judge: &Judge, parked: &Parked<'_>) -> Result<Decision, Errno> {
     Ok(Decision::Answer(Answer::Value(0)))
 }
 
-fn pin(view: View, target: Target) -> Result<(Found, Vec<u8>), Errno> {
-    match target {
-        Target::Descriptor(fd) => {
-            let found = view.found(fd)?;
-            if view
-                .descriptor_flags(fd)
-                .is_none_or(|flags| flags & libc::O_PATH.cast_unsigned() != 0)
-            {
-                return Err(Errno::BADF);
-            }
-            let name = found.path.clone();
-            Ok((found, name))
+/// A target with its text read.
+#[derive(Debug)]
+enum Named {
+    Path {
+        at: i32,
+        given: Vec<u8>,
+        last: Last,
+    },
+    /// The object behind a descriptor, whatever it was opened for.
+    Held(i32),
+    /// The object behind a descriptor that has to be open for more than its name.
+    Open(i32),
+}
+
+impl Target {
+    /// Reads the path; after this nothing of the caller's memory matters any more.
+    fn read(self, view: View) -> Result<Named, Errno> {
+        match self {
+            Self::Descriptor(fd) => Ok(Named::Open(fd)),
+            Self::Path {
+                at,
+                address: 0,
+                may_be_empty: true,
+                ..
+            } => Ok(Named::Held(at)),
+            Self::Path {
+                at,
+                address,
+                last,
+                may_be_empty,
+            } => Ok(match view.text(address)? {
+                given if given.is_empty() && may_be_empty => Named::Held(at),
+                given => Named::Path { at, given, last },
+            }),
         }
-        Target::Path {
-            at,
-            address,
-            last,
-            may_be_empty,
-        } => {
-            let given = if address == 0 && may_be_empty {
-                Vec::new()
-            } else {
-                view.text(address)?
-            };
-            let found = if given.is_empty() && may_be_empty {
-                view.found(at)?
-            } else {
-                view.resolve(at, &given, last)?
-            };
-            let given = if given.is_empty() { found.path.clone() } else { given };
-            Ok((found, given))
+    }
+}
+
+impl Named {
+    /// The object itself, and its name as the caller gave it or, for a descriptor, as the kernel knows it.
+    fn pin(self, view: View) -> Result<(Found, Vec<u8>), Errno> {
+        match self {
+            Self::Path { at, given, last } => Ok((view.resolve(at, &given, last)?, given)),
+            Self::Held(fd) => {
+                let found = view.found(fd)?;
+                let name = found.path.clone();
+                Ok((found, name))
+            }
+            Self::Open(fd) => {
+                let flags = view.descriptor_flags(fd);
+                let pinned = Self::Held(fd).pin(view)?;
+                match flags {
+                    Some(flags) if flags & libc::O_PATH.cast_unsigned() == 0 => Ok(pinned),
+                    _ => Err(Errno::BADF),
+                }
+            }
         }
     }
 }

@@ -1,8 +1,10 @@
 //! `dsh-exec run`: arguments to a request, and what is said at the end.
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use dsh_policy::bytes::ByteString;
 use dsh_policy::mode::{Network, SandboxMode, TmpKind};
@@ -67,11 +69,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N")]
     stdout_max_bytes: Option<u64>,
     /// Set a variable; this wins over every rule
-    #[arg(long, value_name = "K=V")]
-    env: Vec<OsString>,
+    #[arg(long, value_name = "K=V", value_parser = variable())]
+    env: Vec<Variable>,
     /// Set a managed variable, whose name starts with DSH_
-    #[arg(long, value_name = "K=V")]
-    dsh_env: Vec<OsString>,
+    #[arg(long, value_name = "K=V", value_parser = variable())]
+    dsh_env: Vec<Variable>,
     /// File mode creation mask in octal [default: this process's]
     #[arg(long, value_name = "OCTAL", value_parser = octal)]
     umask: Option<u32>,
@@ -91,8 +93,23 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with_all = ["json", "render"])]
     explain: bool,
     /// What `bash -c` gets, as one argument
-    #[arg(value_name = "COMMAND", required = true)]
-    command: Vec<OsString>,
+    #[arg(value_name = "COMMAND")]
+    command: OsString,
+}
+
+/// One `NAME=VALUE`, cut at its first `=`.
+type Variable = (ByteString, ByteString);
+
+fn variable() -> impl TypedValueParser<Value = Variable> {
+    OsStringValueParser::new().try_map(|pair| {
+        let bytes = pair.as_bytes();
+        let equals = bytes.iter().position(|byte| *byte == b'=').filter(|at| *at > 0);
+        let equals = equals.ok_or("expected NAME=VALUE")?;
+        Ok::<_, &str>((
+            ByteString::from(&bytes[..equals]),
+            ByteString::from(&bytes[equals + 1..]),
+        ))
+    })
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -147,10 +164,6 @@ fn explain(client: &mut Client, mut request: BashExecRequest) -> Result<u8, Clie
 }
 
 fn request(args: &RunArgs) -> Result<BashExecRequest, ClientError> {
-    let [command] = args.command.as_slice() else {
-        let text = "give the command as one argument, quoted: dsh-exec run -- 'echo one two'";
-        return Err(ClientError::Local(text.into()));
-    };
     let workspace = match &args.workspace {
         Some(workspace) => workspace.clone(),
         None => std::env::current_dir().map_err(|error| {
@@ -158,13 +171,13 @@ fn request(args: &RunArgs) -> Result<BashExecRequest, ClientError> {
         })?,
     };
     Ok(BashExecRequest {
-        command: ByteString::from(command.as_os_str()),
+        command: ByteString::from(args.command.as_os_str()),
         workdir: args.workdir.clone().map(ByteString::from),
         timeout_ms: args.timeout_ms,
         stdout_max_bytes: args.stdout_max_bytes,
         stdin_open: args.stdin.is_some(),
-        env: variables(&args.env, "--env")?,
-        dsh_env: variables(&args.dsh_env, "--dsh-env")?,
+        env: variables(&args.env),
+        dsh_env: variables(&args.dsh_env),
         sandbox_policy: Some(PolicyRequest {
             mode: args.mode,
             workspace_root: Some(own_path(&workspace)?),
@@ -191,20 +204,9 @@ fn own_path(path: &PathBuf) -> Result<ByteString, ClientError> {
     Ok(ByteString::from(here.join(path)))
 }
 
-fn variables(pairs: &[OsString], flag: &str) -> Result<Option<EnvMap>, ClientError> {
-    let mut map = EnvMap::new();
-    for pair in pairs {
-        let bytes = pair.as_bytes();
-        let Some(equals) = bytes.iter().position(|byte| *byte == b'=').filter(|at| *at > 0) else {
-            return Err(ClientError::Local(format!(
-                "{flag} {}: expected NAME=VALUE",
-                pair.display()
-            )));
-        };
-        let value = OsString::from_vec(bytes[equals + 1..].to_vec());
-        map.insert(ByteString::from(&bytes[..equals]), ByteString::from(value));
-    }
-    Ok((!map.is_empty()).then_some(map))
+/// The last of two values for one name wins, as in a shell.
+fn variables(pairs: &[Variable]) -> Option<EnvMap> {
+    (!pairs.is_empty()).then(|| pairs.iter().cloned().collect())
 }
 
 /// What is said on stderr after the output: refusals, and what could not be shown. Nothing at all after an ordinary run.
@@ -278,14 +280,12 @@ mod tests {
     fn a_mask_is_octal_and_a_pair_needs_a_name() {
         assert_eq!(octal("027"), Ok(0o027));
         assert!(octal("8").is_err() && octal("1777").is_err());
-        let map = variables(&["A=b=c".into(), "E=".into()], "--env").unwrap().unwrap();
-        assert_eq!(map[&ByteString::from("A")], ByteString::from("b=c"));
-        assert_eq!(map[&ByteString::from("E")], ByteString::from(""));
-        assert!(
-            variables(&["=x".into()], "--env")
-                .unwrap_err()
-                .to_string()
-                .contains("NAME=VALUE")
+        let parse = |pair: &str| variable().parse_ref(&clap::Command::new("run"), None, pair.as_ref());
+        assert_eq!(
+            parse("A=b=c").unwrap(),
+            (ByteString::from("A"), ByteString::from("b=c"))
         );
+        assert_eq!(parse("E=").unwrap(), (ByteString::from("E"), ByteString::from("")));
+        assert!(parse("=x").is_err() && parse("NOVALUE").is_err());
     }
 }
