@@ -12,7 +12,7 @@ use crate::mediate::{Decision, Judge, Parked, refusal};
 use crate::natural;
 use crate::object::{self, Found, Last, is_nameless, own_path};
 use crate::sys::Answer;
-use crate::tree;
+use crate::{terminals, tree};
 
 /// Judges one call of the file class.
 pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
@@ -159,11 +159,7 @@ fn open(judge: &Judge, parked: &Parked<'_>, at: i32, address: u64, flags: i32) -
     let Some(rule) = judge.refuses(operation, &found.path) else {
         return Ok(Decision::CONTINUE);
     };
-    if let Some(object) = found
-        .object
-        .as_ref()
-        .filter(|object| is_of_own_process(object, &found.path))
-    {
+    if let Some(object) = found.object.as_ref().filter(|object| is_own(object, &found.path)) {
         return Ok(open_for(parked, object, flags));
     }
     if open_fails_anyway(&found, operation, flags) {
@@ -208,6 +204,11 @@ fn open_fails_anyway(found: &Found, operation: Operation, flags: i32) -> bool {
     natural::access(object, wanted).is_some()
 }
 
+/// What the command may write to although no root holds it, and Landlock cannot tell from what belongs to others.
+fn is_own(object: &OwnedFd, path: &[u8]) -> bool {
+    is_of_own_process(object, path) || terminals::is_own(path)
+}
+
 /// Whether the object is one of the kernel's files about a process of the command itself (`/proc/PID/comm`, `oom_score_adj`, `mem`, …). Writing to them is
 /// no effect on a file of the host, but Landlock has no rule for "my own processes".
 fn is_of_own_process(object: &OwnedFd, path: &[u8]) -> bool {
@@ -219,9 +220,11 @@ fn is_of_own_process(object: &OwnedFd, path: &[u8]) -> bool {
         && rustix::fs::fstatfs(object).is_ok_and(|system| system.f_type == libc::PROC_SUPER_MAGIC)
 }
 
-/// Opens such a file for the caller; the supervisor may do to its descendants what they may do to each other.
+/// Opens such a file for the caller; the supervisor may do to its descendants what they may do to each other. A terminal does not become the
+/// supervisor's own by that; a command that wants one as its controlling terminal says so (`TIOCSCTTY`).
 fn open_for(parked: &Parked<'_>, object: &OwnedFd, flags: i32) -> Decision {
-    let mode = OFlags::from_bits_retain((flags & libc::O_ACCMODE).cast_unsigned()) | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let kept = flags & (libc::O_ACCMODE | libc::O_NONBLOCK);
+    let mode = OFlags::from_bits_retain(kept.cast_unsigned()) | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = match openat(CWD, own_path(object.as_fd()), mode, Mode::empty()) {
         Ok(file) => file,
         Err(errno) => return Decision::fail(errno),
@@ -395,7 +398,7 @@ fn access(judge: &Judge, parked: &Parked<'_>) -> Result<Decision, Errno> {
     };
     if is_nameless(&found)
         || judge.refuses(Operation::CheckAccess, &found.path).is_none()
-        || is_of_own_process(object, &found.path)
+        || is_own(object, &found.path)
         || natural::access(object, Access::WRITE_OK).is_some()
     {
         return Ok(Decision::CONTINUE);

@@ -21,6 +21,7 @@ mod repositories;
 mod seccomp;
 mod supervise;
 mod sys;
+mod terminals;
 mod tree;
 
 use std::ffi::CString;

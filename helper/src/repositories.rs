@@ -43,7 +43,12 @@ impl RepositoryView for Repositories {
             }
             Err(_) => return candidate.named,
         };
-        if !candidate.named && !looks_like_git(candidate.git_dir) {
+        let is_git = if is_called_bare(candidate.git_dir) {
+            holds_any_part(candidate.git_dir)
+        } else {
+            candidate.named || looks_like_git(candidate.git_dir)
+        };
+        if !is_git {
             return false;
         }
         if found.stx_mask & StatxFlags::BTIME.bits() == 0 {
@@ -54,8 +59,21 @@ impl RepositoryView for Repositories {
     }
 }
 
+/// `x.git`: most likely a bare repository, but a folder of notes may be called so too.
+fn is_called_bare(folder: &[u8]) -> bool {
+    folder.strip_suffix(b".git").is_some_and(|stem| !stem.ends_with(b"/"))
+}
+
+/// Any of what a git directory is made of, so that moving one part away first does not free the rest.
+fn holds_any_part(folder: &[u8]) -> bool {
+    [&b"HEAD"[..], b"objects", b"refs"].iter().any(|name| has(folder, name))
+}
+
 /// `HEAD` with `objects` and `refs`, or with `commondir`.
 fn looks_like_git(folder: &[u8]) -> bool {
-    let has = |name: &[u8]| access(crate::object::join(folder, name), rustix::fs::Access::EXISTS).is_ok();
-    has(b"HEAD") && ((has(b"objects") && has(b"refs")) || has(b"commondir"))
+    has(folder, b"HEAD") && ((has(folder, b"objects") && has(folder, b"refs")) || has(folder, b"commondir"))
+}
+
+fn has(folder: &[u8], name: &[u8]) -> bool {
+    access(crate::object::join(folder, name), rustix::fs::Access::EXISTS).is_ok()
 }

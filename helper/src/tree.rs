@@ -6,10 +6,9 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 
 use dsh_policy::plan::ExitStatus;
-use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
 use rustix::fs::{CWD, Dir, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, wait};
 
 use crate::sys;
 
@@ -25,24 +24,30 @@ pub(crate) struct Reaped {
     pub(crate) empty: bool,
 }
 
+/// `__WALL`, for which rustix has no name: children that tell nobody of their end by SIGCHLD are children too.
+fn clones() -> WaitOptions {
+    WaitOptions::from_bits_retain(libc::__WALL.cast_unsigned())
+}
+
 /// Collects every child that has ended.
 pub(crate) fn reap(watched: i32) -> Reaped {
     let mut reaped = Reaped::default();
     loop {
-        let status = match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::Exited(pid, code)) => (pid, ExitStatus::Code(code)),
-            Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, ExitStatus::Signal(signal as i32)),
-            Ok(WaitStatus::StillAlive) => return reaped,
-            Err(Errno::ECHILD) => {
+        let (pid, status) = match wait(WaitOptions::NOHANG | clones()) {
+            Ok(Some(ended)) => ended,
+            Ok(None) => return reaped,
+            Err(Errno::CHILD) => {
                 reaped.empty = true;
                 return reaped;
             }
-            Ok(_) | Err(Errno::EINTR) => continue,
-            // A signal number that nix has no name for (a real-time one): the child is reaped all the same.
             Err(_) => continue,
         };
-        if status.0 == Pid::from_raw(watched) {
-            reaped.watched = Some(status.1);
+        if pid.as_raw_pid() == watched {
+            reaped.watched = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => Some(ExitStatus::Code(code)),
+                (None, Some(signal)) => Some(ExitStatus::Signal(signal)),
+                (None, None) => continue,
+            };
         }
     }
 }

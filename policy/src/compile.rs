@@ -35,10 +35,11 @@ const DEVICES: [&str; 6] = [
     "/dev/urandom",
     "/dev/tty",
 ];
-/// Open for writing in `workspace-write` too: makes terminals (`script`, `tmux`).
+/// Open for writing in `workspace-write` too: makes terminals (`script`, `tmux`). The terminals themselves are no root: those of the user's other
+/// programs are beside them, so the supervisor opens the command's own.
 const TERMINAL_MAKER: &str = "/dev/ptmx";
-/// Writable in `workspace-write` besides `/tmp`: the terminals that were made, and shared memory.
-const SHARED_ROOTS: [&str; 2] = ["/dev/pts", "/dev/shm"];
+/// Writable in `workspace-write` besides `/tmp`.
+const SHARED_MEMORY: &str = "/dev/shm";
 const TMP: &str = "/tmp";
 
 /// Compiles a resolved spec into the helper's plan.
@@ -106,10 +107,9 @@ fn writable_roots(
     deployment: &Deployment,
 ) -> Vec<ByteString> {
     let configured = deployment.writable.iter().filter_map(|root| canonical(root.as_path()));
-    let shared = SHARED_ROOTS
-        .iter()
-        .copied()
-        .chain(opens_tmp.then_some(TMP))
+    let shared = [Some(SHARED_MEMORY), opens_tmp.then_some(TMP)]
+        .into_iter()
+        .flatten()
         .filter_map(|root| canonical(Path::new(root)));
     distinct(
         std::iter::once(policy.workspace_root.clone())

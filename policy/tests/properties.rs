@@ -198,7 +198,7 @@ proptest! {
             prop_assert!(confinement.writable.is_empty() && confinement.private_tmp_root.is_none());
             return Ok(());
         }
-        let mut known = vec![policy.workspace_root.clone(), TREE.path("home"), "/dev/pts".into(), "/dev/shm".into()];
+        let mut known = vec![policy.workspace_root.clone(), TREE.path("home"), "/dev/shm".into()];
         known.extend(policy.writable.iter().cloned().chain(private_tmp.clone()));
         let opens_tmp = policy.tmp == TmpKind::Shared || (has_tmp && tier != Tier::Landlock);
         // `..` of a tree that lies in `/tmp` is `/tmp`: a workspace like any other.

@@ -150,7 +150,14 @@ fn a_shell_that_dies_from_a_signal_says_so_in_every_mode() {
     for user in users() {
         let world = World::new(user);
         for mode in SandboxMode::ALL {
-            for (number, name) in [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"), (6, "SIGABRT")] {
+            for (number, name) in [
+                (9, "SIGKILL"),
+                (11, "SIGSEGV"),
+                (15, "SIGTERM"),
+                (6, "SIGABRT"),
+                (34, "SIGRTMIN"),
+                (64, "SIGRTMIN+30"),
+            ] {
                 let ran = world.run(*mode, format!("kill -{number} $$; sleep 5"));
                 let result = ran.result();
                 assert_eq!(

@@ -287,10 +287,14 @@ fn write_all(fd: impl std::os::fd::AsFd, mut data: &[u8]) -> rustix::io::Result<
 /// Number of a signal's name; 0 for one without a number here.
 pub(super) fn signal_number(name: &str) -> u8 {
     Signal::from_str(name).map_or_else(
-        |_| {
-            name.strip_prefix("SIGRTMIN+")
-                .and_then(|rest| rest.parse::<u8>().ok())
-                .map_or(0, |offset| 34 + offset)
+        |_| match name.strip_prefix("SIGRTMIN") {
+            Some("") => 34,
+            Some(offset) => offset.parse::<u8>().map_or(0, |offset| offset.saturating_add(34)),
+            // The two that the C library keeps for itself.
+            None => name
+                .strip_prefix("signal ")
+                .and_then(|number| number.parse().ok())
+                .unwrap_or(0),
         },
         |signal| signal as u8,
     )
@@ -306,10 +310,12 @@ mod tests {
             (
                 signal_number("SIGKILL"),
                 signal_number("SIGTERM"),
+                signal_number("SIGRTMIN"),
                 signal_number("SIGRTMIN+1"),
+                signal_number("signal 32"),
                 signal_number("?")
             ),
-            (9, 15, 35, 0)
+            (9, 15, 34, 35, 32, 0)
         );
     }
 }
