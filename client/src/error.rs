@@ -20,6 +20,9 @@ pub enum ClientError {
     /// Something on the client's side cannot be used.
     #[error("{0}")]
     Local(String),
+    /// Nobody reads this process's standard output any more; only the command line gives this.
+    #[error("nobody reads standard output any more")]
+    OutputClosed,
 }
 
 impl ClientError {
@@ -31,7 +34,7 @@ impl ClientError {
             Self::Lost => ExecError::new(ErrorCode::Unknown, self.to_string()),
             Self::Protocol(_) => ExecError::new(ErrorCode::ProtocolMismatch, self.to_string()),
             Self::Unreachable(_) => ExecError::new(ErrorCode::Unreachable, self.to_string()),
-            Self::Local(_) => ExecError::new(ErrorCode::InvalidRequest, self.to_string()),
+            Self::Local(_) | Self::OutputClosed => ExecError::new(ErrorCode::InvalidRequest, self.to_string()),
         }
     }
 }

@@ -2,7 +2,7 @@
 use clap::Command;
 use clap_complete::Shell;
 
-use super::live;
+use super::print;
 use crate::error::ClientError;
 
 #[derive(Debug, clap::Args)]
@@ -22,6 +22,6 @@ pub(crate) struct CompletionsArgs {
 pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<u8, ClientError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "dsh-exec", &mut script);
-    live::print(&script);
+    print::print(&script)?;
     Ok(0)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 
-use super::live;
+use super::print;
 use crate::address::Endpoint;
 use crate::error::ClientError;
 use crate::start;
@@ -78,25 +78,25 @@ pub(crate) fn run(args: &ConfigArgs, endpoint: &Endpoint) -> Result<u8, ClientEr
     match &args.action {
         Action::Show => {
             let (toml, _) = start::connect(endpoint)?.config()?;
-            live::print(toml.as_bytes());
+            print::print(toml.as_bytes())?;
         }
-        Action::Path => print_path(&path(endpoint)?),
+        Action::Path => print_path(&path(endpoint)?)?,
         Action::Init(init) if init.print => {
-            live::print(init.preset.text().as_bytes());
+            print::print(init.preset.text().as_bytes())?;
         }
         Action::Init(init) => {
             let file = usual_path()?;
             write(&file, init.preset.text(), init.force).map_err(|error| ClientError::Local(explain(&file, &error)))?;
-            print_path(&file);
+            print_path(&file)?;
         }
     }
     Ok(0)
 }
 
-fn print_path(path: &Path) {
+fn print_path(path: &Path) -> Result<(), ClientError> {
     let mut line = path.as_os_str().as_bytes().to_vec();
     line.push(b'\n');
-    live::print(&line);
+    print::print(&line)
 }
 
 /// A named daemon may have been started with another file, so it is asked; the usual one need not run.

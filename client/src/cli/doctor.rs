@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dsh_policy::codec;
 use dsh_policy::probe::{ProbeReport, TierReport};
 
-use super::live;
+use super::print;
 use crate::address::Endpoint;
 use crate::error::ClientError;
 use crate::start;
@@ -38,9 +38,9 @@ pub(crate) struct DoctorArgs {
 pub(crate) fn run(args: &DoctorArgs, endpoint: &Endpoint) -> Result<u8, ClientError> {
     let report = probe(endpoint)?;
     if args.json {
-        live::print_json(&report)?;
+        print::print_json(&report)?;
     } else {
-        live::print(text(&report).as_bytes());
+        print::print(text(&report).as_bytes())?;
     }
     Ok(u8::from(report.best_tier().is_none()))
 }

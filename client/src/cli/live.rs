@@ -1,7 +1,7 @@
 //! A running command at a terminal: output as it comes, standard input as it is asked for, Ctrl-C as a cancel.
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr as _;
 
@@ -11,13 +11,17 @@ use dsh_policy::result::BashRunResult;
 use dsh_policy::wire::{ClientMessage, ServerMessage, StreamName};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
+use super::print;
 use crate::blocking::Client;
 use crate::error::ClientError;
 
-/// Number of the signal for a closed pipe.
-pub(super) const SIGPIPE: u8 = 13;
+/// Written at once, so that a pipe that takes anything takes it without blocking.
+const OUTPUT_CHUNK: usize = 4096;
+/// After Ctrl-C a reader that does not read is waited for so long; what it misses is named.
+const SLOW_READER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Bytes of standard input in one message.
 const INPUT_CHUNK: usize = 32 * 1024;
 /// No more standard input is read while so much is waiting for the daemon.
@@ -64,8 +68,8 @@ pub(super) struct Outcome {
     pub(super) interrupted: bool,
     /// Its number.
     pub(super) interrupted_by: u8,
-    /// Whoever reads our output has gone.
-    pub(super) stdout_closed: bool,
+    /// Why output could not be written to stdout.
+    pub(super) stdout_failed: Option<ClientError>,
 }
 
 /// One stream's position.
@@ -73,6 +77,8 @@ pub(super) struct Outcome {
 struct Shown {
     next: u64,
     missed: u64,
+    /// Its reader has been waited for in vain.
+    stuck: bool,
 }
 
 /// A command that is running.
@@ -85,7 +91,7 @@ pub(super) struct Live {
     id: u64,
     cancelled: bool,
     interrupted_by: u8,
-    stdout_closed: bool,
+    stdout_failed: Option<ClientError>,
     shown: [Shown; 2],
 }
 
@@ -93,10 +99,7 @@ impl Live {
     /// Prepares signals; `stream` says whether output is shown as it comes.
     pub(super) fn new(mut client: Client, input: Option<Input>, stream: bool) -> Result<Self, ClientError> {
         let failed = |error: nix::Error| ClientError::Local(format!("cannot prepare for signals: {error}"));
-        let mut watched = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            watched.add(signal);
-        }
+        let watched = watched_signals();
         watched.thread_block().map_err(failed)?;
         let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed)?;
         let id = client.new_id();
@@ -108,7 +111,7 @@ impl Live {
             id,
             cancelled: false,
             interrupted_by: 0,
-            stdout_closed: false,
+            stdout_failed: None,
             shown: [Shown::default(), Shown::default()],
         })
     }
@@ -132,7 +135,7 @@ impl Live {
         }
     }
 
-    fn outcome(&self, result: BashRunResult) -> Outcome {
+    fn outcome(mut self, result: BashRunResult) -> Outcome {
         let totals = [
             (StreamName::Stdout, result.stdout.bytes),
             (StreamName::Stderr, result.stderr.bytes),
@@ -142,13 +145,14 @@ impl Live {
             .zip(&self.shown)
             .filter_map(|((stream, total), shown)| {
                 let bytes = shown.missed + total.saturating_sub(shown.next);
-                (self.stream && !self.stdout_closed && bytes > 0).then_some(Missed { stream, bytes })
+                (self.stream && self.stdout_failed.is_none() && bytes > 0).then_some(Missed { stream, bytes })
             });
+        let missed = missed.collect();
         Outcome {
-            missed: missed.collect(),
+            missed,
             interrupted: self.interrupted_by != 0,
             interrupted_by: self.interrupted_by,
-            stdout_closed: self.stdout_closed,
+            stdout_failed: self.stdout_failed.take(),
             result,
         }
     }
@@ -168,7 +172,7 @@ impl Live {
             fds.push(PollFd::new(&input.0, PollFlags::IN));
         }
         match poll(&mut fds, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(ClientError::Local(format!("cannot wait: {error}"))),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -209,7 +213,7 @@ impl Live {
         let mut chunk = vec![0; INPUT_CHUNK];
         let count = match rustix::io::read(&input.0, &mut chunk[..]) {
             Ok(count) => count,
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR | Errno::AGAIN) => return Ok(()),
             Err(error) => return Err(ClientError::Local(format!("cannot read standard input: {error}"))),
         };
         chunk.truncate(count);
@@ -238,50 +242,88 @@ impl Live {
     }
 
     fn show(&mut self, stream: StreamName, offset: u64, data: &[u8]) -> Result<(), ClientError> {
-        let shown = &mut self.shown[usize::from(stream == StreamName::Stderr)];
+        let index = usize::from(stream == StreamName::Stderr);
+        let shown = &mut self.shown[index];
         shown.missed += offset.saturating_sub(shown.next);
         shown.next = offset + data.len() as u64;
-        let alive = match stream {
-            StreamName::Stdout => self.stdout_closed || print(data),
-            StreamName::Stderr => {
-                // A closed stderr is no reason to stop a command.
-                let _ = write_all(rustix::stdio::stderr(), data);
-                true
-            }
+        let stuck = shown.stuck;
+        if stream == StreamName::Stdout && self.stdout_failed.is_some() {
+            return Ok(());
+        }
+        let written = match stream {
+            StreamName::Stdout => self.write(rustix::stdio::stdout(), stuck, data)?,
+            StreamName::Stderr => self.write(rustix::stdio::stderr(), stuck, data)?,
         };
-        if !alive {
-            self.stdout_closed = true;
-            self.cancel()?;
+        match written {
+            Ok(count) => {
+                let shown = &mut self.shown[index];
+                shown.missed += (data.len() - count) as u64;
+                shown.stuck |= count < data.len();
+            }
+            Err(error) if stream == StreamName::Stdout => {
+                self.stdout_failed = Some(print::failed(error));
+                self.cancel()?;
+            }
+            // A closed stderr is no reason to stop a command.
+            Err(_) => {}
         }
         Ok(())
     }
-}
 
-/// Writes to stdout; false when nobody reads it any more.
-pub(super) fn print(data: &[u8]) -> bool {
-    write_all(rustix::stdio::stdout(), data).is_ok()
-}
-
-/// One JSON object on a line of its own.
-pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<bool, ClientError> {
-    let mut line = serde_json::to_vec(value).map_err(|error| ClientError::Local(error.to_string()))?;
-    line.push(b'\n');
-    Ok(print(&line))
-}
-
-fn write_all(fd: impl std::os::fd::AsFd, mut data: &[u8]) -> rustix::io::Result<()> {
-    while !data.is_empty() {
-        match rustix::io::write(&fd, data) {
-            Ok(count) => data = &data[count..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN) => {
-                // A terminal or pipe that another program made non-blocking.
-                poll(&mut [PollFd::new(&fd, PollFlags::OUT)], None)?;
+    /// Writes as much as the reader takes, which is all of it unless Ctrl-C comes while it does not read. Signals are heard all the time.
+    fn write(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        stuck: bool,
+        data: &[u8],
+    ) -> Result<rustix::io::Result<usize>, ClientError> {
+        let mut written = 0;
+        while written < data.len() {
+            let patience = match (stuck, self.interrupted_by) {
+                (true, _) => Some(Timespec::default()),
+                (false, 0) => None,
+                (false, _) => Some(SLOW_READER),
+            };
+            let (writable, signalled) = self.wait_for_reader(fd, patience)?;
+            if writable {
+                let end = data.len().min(written + OUTPUT_CHUNK);
+                match rustix::io::write(fd, &data[written..end]) {
+                    Ok(count) => written += count,
+                    Err(Errno::INTR | Errno::AGAIN) => {}
+                    Err(error) => return Ok(Err(error)),
+                }
+            } else if signalled {
+                self.interrupted()?;
+            } else if patience.is_some() {
+                break;
             }
-            Err(error) => return Err(error),
+        }
+        Ok(Ok(written))
+    }
+
+    /// Whether the reader takes something now, and whether a signal has come.
+    fn wait_for_reader(&self, fd: BorrowedFd<'_>, patience: Option<Timespec>) -> Result<(bool, bool), ClientError> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(fd, PollFlags::OUT),
+            PollFd::new(&self.signals, PollFlags::IN),
+        ];
+        match poll(&mut fds, patience.as_ref()) {
+            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
+            Err(Errno::INTR) => Ok((false, false)),
+            Err(error) => Err(ClientError::Local(format!("cannot wait: {error}"))),
         }
     }
-    Ok(())
+}
+
+impl Drop for Live {
+    /// From here on a signal ends this process as usual.
+    fn drop(&mut self) {
+        let _ = watched_signals().thread_unblock();
+    }
+}
+
+fn watched_signals() -> SigSet {
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect()
 }
 
 /// Number of a signal's name; 0 for one without a number here.

@@ -3,6 +3,7 @@ mod completions;
 mod config;
 mod doctor;
 mod live;
+mod print;
 mod run;
 mod service;
 mod status;
@@ -18,6 +19,8 @@ use crate::error::ClientError;
 
 /// Exit code when the command could not be run, or its fate is unknown.
 const INFRASTRUCTURE_FAILURE: u8 = 125;
+/// Number of the signal for a closed pipe.
+const SIGPIPE: u8 = 13;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -90,9 +93,13 @@ pub fn main() -> ExitCode {
         Command::Service(args) => service::run(args, &endpoint),
         Command::Completions(args) => completions::run(args, Arguments::command()),
     };
-    ExitCode::from(outcome.unwrap_or_else(|error| {
-        complain(&error);
-        INFRASTRUCTURE_FAILURE
+    ExitCode::from(outcome.unwrap_or_else(|error| match error {
+        // As if the signal for it had ended this process: whoever stopped reading knows.
+        ClientError::OutputClosed => 128 + SIGPIPE,
+        error => {
+            complain(&error);
+            INFRASTRUCTURE_FAILURE
+        }
     }))
 }
 

@@ -13,6 +13,7 @@ use dsh_policy::request::{BashExecRequest, EnvMap};
 use dsh_policy::result::BashRunResult;
 
 use super::live::{self, Live};
+use super::print;
 use crate::address::Endpoint;
 use crate::blocking::Client;
 use crate::error::ClientError;
@@ -133,23 +134,22 @@ pub(crate) fn run(args: &RunArgs, endpoint: &Endpoint) -> Result<u8, ClientError
     let stream = !args.json && !args.render;
     let outcome = Live::new(client, input, stream)?.run(request)?;
     let result = &outcome.result;
-    let printed = if args.json {
-        let mut line = serde_json::to_vec(result).map_err(|error| ClientError::Local(error.to_string()))?;
-        line.push(b'\n');
-        live::print(&line)
+    if args.json {
+        print::print_json(result)?;
     } else if args.render {
         let mut text = tool::render::render_result(result, false);
-        text.push('\n');
-        live::print(text.as_bytes())
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        print::print(text.as_bytes())?;
     } else {
         report(result, &outcome.missed);
-        true
-    };
+    }
     if outcome.interrupted {
         return Ok(SIGNALLED + outcome.interrupted_by);
     }
-    if !printed || outcome.stdout_closed {
-        return Ok(SIGNALLED + live::SIGPIPE);
+    if let Some(error) = outcome.stdout_failed {
+        return Err(error);
     }
     Ok(exit_code(result))
 }
@@ -159,7 +159,7 @@ fn explain(client: &mut Client, mut request: BashExecRequest) -> Result<u8, Clie
     let spec = client.resolve(request)?;
     let mut text = serde_json::to_vec_pretty(&spec).map_err(|error| ClientError::Local(error.to_string()))?;
     text.push(b'\n');
-    live::print(&text);
+    print::print(&text)?;
     Ok(0)
 }
 

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{config, doctor, live};
+use super::{config, doctor, print};
 use crate::address::Endpoint;
 use crate::error::ClientError;
 use crate::start;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ServiceArgs, _: &Endpoint) -> Result<u8, ClientError> {
         Action::Install { dry_run, force } => {
             let steps = install_steps(&folder, &daemon()?)?;
             if dry_run {
-                live::print(steps.iter().map(Step::describe).collect::<String>().as_bytes());
+                print::print(steps.iter().map(Step::describe).collect::<String>().as_bytes())?;
                 return Ok(0);
             }
             require_manager()?;
@@ -76,13 +76,13 @@ pub(crate) fn run(args: &ServiceArgs, _: &Endpoint) -> Result<u8, ClientError> {
                 require_idle()?;
             }
             perform(&steps)?;
-            live::print(format!("installed in {}; systemd listens for clients\n", folder.display()).as_bytes());
+            print::print(format!("installed in {}; systemd listens for clients\n", folder.display()).as_bytes())?;
             Ok(0)
         }
         Action::Uninstall { dry_run } => {
             let steps = uninstall_steps(&folder);
             if dry_run {
-                live::print(steps.iter().map(Step::describe).collect::<String>().as_bytes());
+                print::print(steps.iter().map(Step::describe).collect::<String>().as_bytes())?;
                 return Ok(0);
             }
             uninstall(&folder, &steps)
@@ -306,7 +306,7 @@ fn uninstall(folder: &Path, steps: &[Step]) -> Result<u8, ClientError> {
             step.perform()?;
         }
     }
-    live::print(format!("removed from {}\n", folder.display()).as_bytes());
+    print::print(format!("removed from {}\n", folder.display()).as_bytes())?;
     Ok(0)
 }
 
@@ -327,7 +327,7 @@ fn status(folder: &Path) -> Result<u8, ClientError> {
         text.push_str(&format!("socket    {socket}, {}\n", state("is-enabled", SOCKET)?));
         text.push_str(&format!("daemon    {}\n", state("is-active", SERVICE)?));
     }
-    live::print(text.as_bytes());
+    print::print(text.as_bytes())?;
     Ok(u8::from(!(installed && is_active)))
 }
 

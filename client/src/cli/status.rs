@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dsh_policy::wire::DaemonStatus;
 
-use super::live;
+use super::print;
 use crate::address::Endpoint;
 use crate::error::ClientError;
 use crate::start;
@@ -28,9 +28,9 @@ pub(crate) struct StatusArgs {
 pub(crate) fn run(args: &StatusArgs, endpoint: &Endpoint) -> Result<u8, ClientError> {
     let status = start::connect(endpoint)?.status()?;
     if args.json {
-        live::print_json(&status)?;
+        print::print_json(&status)?;
     } else {
-        live::print(text(&status).as_bytes());
+        print::print(text(&status).as_bytes())?;
     }
     Ok(0)
 }
