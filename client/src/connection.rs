@@ -317,6 +317,11 @@ impl Running {
     /// [`ClientError::Lost`] when the daemon is gone.
     pub async fn send_input(&self, data: &[u8]) -> Result<(), ClientError> {
         for piece in data.chunks(INPUT_CHUNK) {
+            if !self.inbox.window_for(piece.len()).await {
+                // The command has ended, or with it everything.
+                let lost = self.outgoing.queue.is_closed();
+                return if lost { Err(ClientError::Lost) } else { Ok(()) };
+            }
             self.input(piece, false).await?;
         }
         Ok(())

@@ -8,13 +8,13 @@ use dsh_policy::codec::{self, CodecError};
 use dsh_policy::frame::{self, Decoder, FRAME_LIMIT, HELLO_LIMIT};
 use dsh_policy::wire::{ClientMessage, Encoding, Hello, HelloReply, PROTOCOL, ServerMessage};
 use dsh_policy::{BashExecRequest, BashRunResult, ByteString, ErrorCode, ExecError};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::control::{self, Handle, InputSlot, Stop};
+use crate::control::{self, Handle, Stop};
 use crate::helper::lock;
 use crate::outbox::{self, Outbox};
 use crate::output::Events;
@@ -263,34 +263,33 @@ impl Session {
         });
     }
 
-    /// Hands input to its request; reading pauses while that has no room, but a client that leaves is still seen.
+    /// Hands input to its request. Reading pauses only for a client that sends more than its window; that it leaves is still seen.
     async fn feed(&mut self, id: u64, data: ByteString, eof: bool, reader: &OwnedReadHalf) {
-        let slot = lock(&self.requests).get(&id).and_then(Handle::input);
-        if let Some(slot) = slot
-            && !data.0.is_empty()
-        {
-            self.queue(slot, data, reader).await;
-        }
-        if eof && let Some(handle) = lock(&self.requests).get_mut(&id) {
-            handle.close_input();
+        let Some(mut input) = lock(&self.requests).get_mut(&id).and_then(Handle::take_input) else {
+            return;
+        };
+        self.queue(&mut input, data, reader).await;
+        if !eof && let Some(handle) = lock(&self.requests).get_mut(&id) {
+            handle.keep_input(input);
         }
     }
 
-    async fn queue(&self, slot: InputSlot, data: ByteString, reader: &OwnedReadHalf) {
+    async fn queue(&self, input: &mut DuplexStream, data: ByteString, reader: &OwnedReadHalf) {
         let mut draining = self.state.draining.subscribe();
-        let sent = slot.send(data);
+        // An error means that the command does not read any more, which is its right.
+        let sent = input.write_all(data.as_bytes());
         tokio::pin!(sent);
         loop {
             tokio::select! {
                 biased;
-                () = &mut sent => return,
+                _ = &mut sent => return,
                 () = tokio::time::sleep(GONE_CHECK) => if has_left(reader) {
                     self.stop_all(Stop::Disconnected);
                 },
                 // The borrow that it gives must not be held over the next await.
                 () = async { drop(draining.wait_for(|draining| *draining).await) } => {
                     self.stop_all(Stop::ShuttingDown);
-                    sent.await;
+                    let _ = sent.await;
                     return;
                 }
             }

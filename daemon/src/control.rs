@@ -1,15 +1,7 @@
 //! How a running request is reached from outside: why it should end, and more standard input.
-use std::sync::Arc;
-
-use dsh_policy::ByteString;
-use tokio::sync::{Semaphore, mpsc, watch};
-
-use crate::stdin::Piece;
-
-/// Input that may wait for one command, bytes.
-const INPUT_ROOM: u32 = 4 * 1024 * 1024;
-/// Pieces of input that may wait for one command.
-const INPUT_PIECES: usize = 256;
+use dsh_policy::wire::INPUT_WINDOW;
+use tokio::io::DuplexStream;
+use tokio::sync::watch;
 
 /// Why a request should end although its command has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,42 +18,25 @@ pub(crate) enum Stop {
 #[derive(Debug)]
 pub(crate) struct Handle {
     stop: watch::Sender<Option<Stop>>,
-    input: Option<mpsc::Sender<Piece>>,
-    room: Arc<Semaphore>,
+    input: Option<DuplexStream>,
 }
 
 /// The request's end.
 #[derive(Debug)]
 pub(crate) struct Control {
     stop: watch::Receiver<Option<Stop>>,
-    input: Option<mpsc::Receiver<Piece>>,
+    input: Option<DuplexStream>,
 }
 
-/// Where one piece of input goes.
-#[derive(Clone, Debug)]
-pub(crate) struct InputSlot {
-    sender: mpsc::Sender<Piece>,
-    room: Arc<Semaphore>,
-}
-
+/// The two ends of a request; between them room for all the input that a client may have on its way.
 pub(crate) fn pair(stdin_open: bool) -> (Handle, Control) {
     let (stop, stopped) = watch::channel(None);
-    let (sender, receiver) = if stdin_open {
-        let (sender, receiver) = mpsc::channel(INPUT_PIECES);
-        (Some(sender), Some(receiver))
-    } else {
-        (None, None)
-    };
-    let room = Arc::new(Semaphore::new(INPUT_ROOM as usize));
+    let (ours, theirs) = stdin_open.then(|| tokio::io::duplex(INPUT_WINDOW as usize)).unzip();
     (
-        Handle {
-            stop,
-            input: sender,
-            room,
-        },
+        Handle { stop, input: ours },
         Control {
             stop: stopped,
-            input: receiver,
+            input: theirs,
         },
     )
 }
@@ -76,38 +51,20 @@ impl Handle {
         });
     }
 
-    /// Where input goes while it is open.
-    pub(crate) fn input(&self) -> Option<InputSlot> {
-        Some(InputSlot {
-            sender: self.input.clone()?,
-            room: Arc::clone(&self.room),
-        })
+    /// Where input goes, while it is open; given back with [`Handle::keep_input`], ended by dropping it.
+    pub(crate) fn take_input(&mut self) -> Option<DuplexStream> {
+        self.input.take()
     }
 
-    /// No more input.
-    pub(crate) fn close_input(&mut self) {
-        self.input = None;
-    }
-}
-
-impl InputSlot {
-    /// Queues a piece, waiting for room. Input that the command does not read any more is dropped.
-    pub(crate) async fn send(self, data: ByteString) {
-        let wanted = u32::try_from(data.0.len()).unwrap_or(INPUT_ROOM).min(INPUT_ROOM);
-        tokio::select! {
-            biased;
-            () = self.sender.closed() => {}
-            Ok(room) = self.room.acquire_many_owned(wanted) => {
-                // An error means that the command has stopped reading meanwhile.
-                let _ = self.sender.send(Piece { data, _room: room }).await;
-            }
-        }
+    /// More input will come.
+    pub(crate) fn keep_input(&mut self, input: DuplexStream) {
+        self.input = Some(input);
     }
 }
 
 impl Control {
-    /// The pieces of input, when the client keeps it open. Once.
-    pub(crate) fn take_input(&mut self) -> Option<mpsc::Receiver<Piece>> {
+    /// Where input comes from, when the client keeps it open. Once.
+    pub(crate) fn take_input(&mut self) -> Option<DuplexStream> {
         self.input.take()
     }
 

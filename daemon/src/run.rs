@@ -356,7 +356,7 @@ fn open_streams(
     kept: [u64; 2],
     events: &Events,
 ) -> std::io::Result<Streams> {
-    let (stdin, feeder) = stdin::open(request, control.take_input())?;
+    let (stdin, feeder) = stdin::open(request, control.take_input(), events)?;
     let (gate, gated) = watch::channel(false);
     let collect = |name, kept| -> std::io::Result<(OwnedFd, Collecting)> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;

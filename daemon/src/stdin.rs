@@ -5,18 +5,18 @@ use std::os::fd::OwnedFd;
 
 use dsh_policy::ByteString;
 use dsh_policy::request::BashExecRequest;
+use dsh_policy::wire::{INPUT_WINDOW, ServerMessage};
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::unix::pipe::Sender;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinHandle;
 
-/// One piece of input; the permit keeps its room in the request's queue until it is written.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) data: ByteString,
-    pub(crate) _room: OwnedSemaphorePermit,
-}
+use crate::output::Events;
+
+/// Read at once.
+const CHUNK: usize = 32 * 1024;
+/// The client hears of what was taken in steps, so that it never waits for room that there is, and is not told of every byte.
+const STEP: u64 = INPUT_WINDOW as u64 / 8;
 
 /// Writes the input; stops when dropped.
 #[derive(Debug, Default)]
@@ -33,28 +33,47 @@ impl Drop for Feeder {
 /// The command's end of its standard input, and whoever writes to the other end.
 pub(crate) fn open(
     request: &mut BashExecRequest,
-    pieces: Option<mpsc::Receiver<Piece>>,
+    input: Option<DuplexStream>,
+    events: &Events,
 ) -> io::Result<(OwnedFd, Feeder)> {
     let given = request.stdin.take();
-    if given.is_none() && pieces.is_none() {
+    if given.is_none() && input.is_none() {
         return Ok((File::open("/dev/null")?.into(), Feeder::default()));
     }
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let writer = Sender::from_owned_fd(writer)?;
-    Ok((reader, Feeder(Some(tokio::spawn(feed(writer, given, pieces))))))
+    let task = tokio::spawn(feed(writer, given, input, events.clone()));
+    Ok((reader, Feeder(Some(task))))
 }
 
-/// An error means that the command does not read any more, which is its right.
-async fn feed(mut writer: Sender, given: Option<ByteString>, pieces: Option<mpsc::Receiver<Piece>>) {
-    if let Some(given) = given
-        && writer.write_all(given.as_bytes()).await.is_err()
-    {
-        return;
+/// A command that does not read any more is within its rights: the rest is taken and dropped, so that nobody waits with it.
+async fn feed(writer: Sender, given: Option<ByteString>, input: Option<DuplexStream>, events: Events) {
+    let mut writer = Some(writer);
+    if let Some(given) = given {
+        write(&mut writer, given.as_bytes()).await;
     }
-    let Some(mut pieces) = pieces else { return };
-    while let Some(piece) = pieces.recv().await {
-        if writer.write_all(piece.data.as_bytes()).await.is_err() {
-            return;
+    let Some(mut input) = input else { return };
+    let mut chunk = vec![0; CHUNK];
+    let (mut taken, mut told) = (0, 0);
+    while let Ok(count @ 1..) = input.read(&mut chunk).await {
+        write(&mut writer, &chunk[..count]).await;
+        taken += count as u64;
+        if taken - told >= STEP {
+            told = taken;
+            let message = ServerMessage::InputTaken {
+                id: events.id,
+                bytes: taken,
+            };
+            // A client that is gone ends its requests by itself.
+            let _ = events.outbox.send(&message).await;
         }
+    }
+}
+
+async fn write(writer: &mut Option<Sender>, data: &[u8]) {
+    if let Some(open) = writer
+        && open.write_all(data).await.is_err()
+    {
+        *writer = None;
     }
 }

@@ -15,6 +15,10 @@ use crate::result::BashRunResult;
 /// A peer with another major version is refused; a newer minor one is tolerated.
 pub const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 1, minor: 0 };
 
+/// Bytes of standard input that a client may have on their way for one request: sent, and not yet told of by `inputTaken`. Within this, the daemon keeps
+/// what the command does not read yet and goes on reading the connection. A client that sends more is read more slowly, its other messages too.
+pub const INPUT_WINDOW: u32 = 1024 * 1024;
+
 /// Version of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
 pub struct ProtocolVersion {
@@ -202,6 +206,13 @@ pub enum ServerMessage {
         toml: String,
         /// The file it was read from, whether or not it exists.
         path: ByteString,
+    },
+    /// How much standard input has gone to the command, or was dropped because it does not read any more. See [`INPUT_WINDOW`].
+    InputTaken {
+        /// Which request.
+        id: u64,
+        /// Bytes since the start of the request.
+        bytes: u64,
     },
     /// A kind that this version does not know; ignored.
     #[serde(other)]

@@ -497,3 +497,30 @@ fn output_that_cannot_be_written_is_an_error_and_a_reader_that_left_is_none() {
         );
     }
 }
+
+#[test]
+fn an_interrupt_is_heard_while_the_command_does_not_read_its_input() {
+    for user in users() {
+        let world = World::new(user);
+        let mark = dsh_tests::process::unique_mark("input");
+        let file = world.home().join("input");
+        world.write(&file, &vec![b'x'; 16 * 1024 * 1024]);
+        let mut command = world.dsh_exec(&["run", "--env", mark.as_str(), "--stdin"].map(OsStr::new));
+        command
+            .arg(&file)
+            .arg("--socket")
+            .arg(world.socket())
+            .args(["--", "echo up; sleep 1000"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut up = [0; 3];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut up).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        signal(child.id(), Signal::INT);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{user:?}");
+        assert!(wait_until(Duration::from_secs(1), || dsh_tests::process::marked(&mark).is_empty()));
+        let count = exec(&world, &["run", "--stdin", file.to_str().unwrap(), "--", "wc -c"]);
+        assert_eq!(text(&count.stdout), "16777216\n");
+    }
+}

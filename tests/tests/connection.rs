@@ -347,3 +347,54 @@ async fn a_daemon_that_leaves_delivers_results_first() {
     drop(connection);
     assert!(world.wait_for_daemon().success());
 }
+
+#[tokio::test]
+async fn input_that_is_not_read_holds_up_nothing_else() {
+    let world = world();
+    let connection = connect(&world).await;
+    let (lasting, mark) = lasting(&world, "sleep 1000");
+    let running = connection
+        .start(BashExecRequest {
+            stdin_open: true,
+            ..lasting
+        })
+        .await
+        .unwrap();
+    let input = vec![b'x'; 8 * 1024 * 1024];
+    let sending = async {
+        let sent = tokio::time::timeout(Duration::from_millis(300), running.send_input(&input)).await;
+        assert!(
+            sent.is_err(),
+            "eight megabytes are more than a command that reads nothing can be sent"
+        );
+    };
+    let other = async { connection.run(request(&world, "echo other")).await.unwrap() };
+    let ((), other) = tokio::join!(sending, other);
+    assert_eq!(other.stdout.text, "other\n");
+    running.cancel();
+    let begun = Instant::now();
+    assert!(running.result().await.unwrap().aborted);
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(gone(&mark).await);
+}
+
+#[tokio::test]
+async fn much_input_arrives_whole_and_none_is_waited_for_when_nobody_reads() {
+    let world = world();
+    let connection = connect(&world).await;
+    let input = vec![b'x'; 20 * 1024 * 1024];
+    for (command, expected) in [
+        ("wc -c", "20971520\n"),
+        ("head -c 3", "xxx"),
+        ("exec < /dev/null; sleep 0.5; echo closed", "closed\n"),
+    ] {
+        let request = BashExecRequest {
+            stdin_open: true,
+            ..request(&world, command)
+        };
+        let running = connection.start(request).await.unwrap();
+        running.send_input(&input).await.unwrap();
+        running.close_input().await.unwrap();
+        assert_eq!(running.result().await.unwrap().stdout.text, expected, "{command}");
+    }
+}

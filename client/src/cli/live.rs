@@ -8,7 +8,7 @@ use std::str::FromStr as _;
 use dsh_policy::bytes::ByteString;
 use dsh_policy::request::BashExecRequest;
 use dsh_policy::result::BashRunResult;
-use dsh_policy::wire::{ClientMessage, ServerMessage, StreamName};
+use dsh_policy::wire::{ClientMessage, INPUT_WINDOW, ServerMessage, StreamName};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,6 +86,9 @@ struct Shown {
 pub(super) struct Live {
     client: Client,
     input: Option<Input>,
+    /// Bytes of standard input that were sent, and that the command has taken.
+    sent: u64,
+    taken: u64,
     signals: SignalFd,
     stream: bool,
     id: u64,
@@ -106,6 +109,8 @@ impl Live {
         Ok(Self {
             client,
             input,
+            sent: 0,
+            taken: 0,
             signals,
             stream,
             id,
@@ -163,7 +168,7 @@ impl Live {
         if self.client.backlog() > 0 {
             socket |= PollFlags::OUT;
         }
-        let wants_input = self.client.backlog() < BACKLOG;
+        let wants_input = self.client.backlog() < BACKLOG && self.input_room() > 0;
         let mut fds = vec![
             PollFd::new(&self.client, socket),
             PollFd::new(&self.signals, PollFlags::IN),
@@ -208,15 +213,22 @@ impl Live {
         self.client.send(&ClientMessage::Cancel { id: self.id })
     }
 
+    /// More would keep the daemon from hearing a cancel.
+    fn input_room(&self) -> usize {
+        let under_way = self.sent.saturating_sub(self.taken);
+        usize::try_from(u64::from(INPUT_WINDOW).saturating_sub(under_way)).unwrap_or(INPUT_CHUNK)
+    }
+
     fn forward_input(&mut self) -> Result<(), ClientError> {
         let Some(input) = &self.input else { return Ok(()) };
-        let mut chunk = vec![0; INPUT_CHUNK];
+        let mut chunk = vec![0; INPUT_CHUNK.min(self.input_room())];
         let count = match rustix::io::read(&input.0, &mut chunk[..]) {
             Ok(count) => count,
             Err(Errno::INTR | Errno::AGAIN) => return Ok(()),
             Err(error) => return Err(ClientError::Local(format!("cannot read standard input: {error}"))),
         };
         chunk.truncate(count);
+        self.sent += count as u64;
         let eof = count == 0;
         if eof {
             self.input = None;
@@ -234,6 +246,7 @@ impl Live {
             ServerMessage::Output {
                 stream, offset, data, ..
             } => self.show(stream, offset, data.as_bytes())?,
+            ServerMessage::InputTaken { bytes, .. } => self.taken = bytes,
             ServerMessage::Finished { result, .. } => return Ok(Some(*result)),
             ServerMessage::Error { error, .. } => return Err(ClientError::Exec(error)),
             _ => {}

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dsh_policy::error::{ErrorCode, ExecError};
 use dsh_policy::frame::Decoder;
-use dsh_policy::wire::{Encoding, ServerMessage};
+use dsh_policy::wire::{Encoding, INPUT_WINDOW, ServerMessage};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::ClientError;
 
@@ -44,6 +44,25 @@ struct Inner {
 struct Entry {
     messages: mpsc::UnboundedSender<ServerMessage>,
     unread: Arc<AtomicUsize>,
+    window: Arc<Semaphore>,
+    taken: u64,
+}
+
+impl Entry {
+    /// `taken` counts from the start. A daemon that says nonsense gives no more room than there ever was.
+    fn give_back(&mut self, taken: u64) {
+        let missing = (INPUT_WINDOW as usize).saturating_sub(self.window.available_permits());
+        let more = usize::try_from(taken.saturating_sub(self.taken)).unwrap_or(missing);
+        self.taken = self.taken.max(taken);
+        self.window.add_permits(more.min(missing));
+    }
+}
+
+impl Drop for Entry {
+    /// Nobody takes input any more, so nobody waits for room either.
+    fn drop(&mut self) {
+        self.window.close();
+    }
 }
 
 /// Why a connection ended.
@@ -74,10 +93,23 @@ pub(super) struct Inbox {
     pub(super) id: u64,
     messages: mpsc::UnboundedReceiver<ServerMessage>,
     unread: Arc<AtomicUsize>,
+    window: Arc<Semaphore>,
     requests: Arc<Requests>,
 }
 
 impl Inbox {
+    /// Waits until `bytes` more of standard input may be on their way; false when the request has ended.
+    pub(super) async fn window_for(&self, bytes: usize) -> bool {
+        let wanted = u32::try_from(bytes).unwrap_or(INPUT_WINDOW).min(INPUT_WINDOW);
+        match self.window.acquire_many(wanted).await {
+            Ok(permit) => {
+                permit.forget(); // Comes back when the daemon says that it was taken.
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
     /// The next message; an error when the connection ended before it.
     pub(super) fn poll(
         &mut self,
@@ -107,6 +139,7 @@ impl Requests {
     pub(super) fn open(self: &Arc<Self>) -> Result<Inbox, ClientError> {
         let (sender, messages) = mpsc::unbounded_channel();
         let unread = Arc::new(AtomicUsize::new(0));
+        let window = Arc::new(Semaphore::new(INPUT_WINDOW as usize));
         let mut inner = self.lock();
         if let Some(ended) = &inner.ended {
             return Err(ended.error());
@@ -118,12 +151,15 @@ impl Requests {
             Entry {
                 messages: sender,
                 unread: Arc::clone(&unread),
+                window: Arc::clone(&window),
+                taken: 0,
             },
         );
         Ok(Inbox {
             id,
             messages,
             unread,
+            window,
             requests: Arc::clone(self),
         })
     }
@@ -137,7 +173,10 @@ impl Requests {
     fn deliver(&self, message: ServerMessage) {
         let Some((id, is_last)) = address(&message) else { return };
         let mut inner = self.lock();
-        if let Some(entry) = inner.open.get(&id) {
+        if let Some(entry) = inner.open.get_mut(&id) {
+            if let ServerMessage::InputTaken { bytes, .. } = message {
+                return entry.give_back(bytes);
+            }
             let len = output_len(&message);
             if len > 0 && entry.unread.load(Ordering::Relaxed) + len > UNREAD_OUTPUT {
                 return;
@@ -162,9 +201,10 @@ impl Requests {
 /// Which request a message is about, and whether nothing follows it.
 fn address(message: &ServerMessage) -> Option<(u64, bool)> {
     match message {
-        ServerMessage::Started { id, .. } | ServerMessage::Output { id, .. } | ServerMessage::Denial { id, .. } => {
-            Some((*id, false))
-        }
+        ServerMessage::Started { id, .. }
+        | ServerMessage::Output { id, .. }
+        | ServerMessage::Denial { id, .. }
+        | ServerMessage::InputTaken { id, .. } => Some((*id, false)),
         ServerMessage::Finished { id, .. }
         | ServerMessage::Error { id: Some(id), .. }
         | ServerMessage::Resolved { id, .. }
