@@ -4,14 +4,15 @@ use dsh_policy::environment::{EnvironmentRules, scrub};
 use dsh_policy::request::{BashExecRequest, EnvMap};
 
 /// Puts the caller's environment (scrubbed here already, so that secrets never leave the process) and umask into `request`.
+/// `rules` are those of the daemon's greeting.
 ///
 /// What the request says already is left alone.
-pub fn attach(request: &mut BashExecRequest) {
+pub fn attach(request: &mut BashExecRequest, rules: &EnvironmentRules) {
     if request.ambient_env.is_none() {
         let all: EnvMap = std::env::vars_os()
             .map(|(name, value)| (ByteString::from(name), ByteString::from(value)))
             .collect();
-        let scrubbed = scrub(&all, &EnvironmentRules::default());
+        let scrubbed = scrub(&all, rules);
         request.ambient_env = Some(scrubbed.variables);
         request.ambient_removed = scrubbed.removed;
     }
@@ -47,7 +48,7 @@ mod tests {
             umask: Some(0o077),
             ..Default::default()
         };
-        attach(&mut request);
+        attach(&mut request, &EnvironmentRules::default());
         assert_eq!((request.ambient_env.unwrap().len(), request.umask), (0, Some(0o077)));
     }
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 use dsh_policy::bytes::ByteString;
 use dsh_policy::error::{ErrorCode, ExecError};
 use dsh_policy::frame::{self, Decoder, FRAME_LIMIT, HELLO_LIMIT};
+use dsh_policy::plan::BUILD_ID;
 use dsh_policy::probe::ProbeReport;
 use dsh_policy::wire::{ClientMessage, DaemonStatus, Encoding, Hello, HelloReply, PROTOCOL, ServerMessage};
 use dsh_policy::{BashExecRequest, BashExecSpec, BashRunResult, codec};
@@ -65,6 +66,7 @@ impl Client {
             protocol: PROTOCOL,
             encoding: Encoding::Bincode,
             client: concat!("dsh-exec ", env!("CARGO_PKG_VERSION")).to_owned(),
+            build: BUILD_ID.to_owned(),
         };
         let payload = codec::to_json(&hello).map_err(|error| ClientError::Protocol(error.to_string()))?;
         let hello = frame::encode(&payload).map_err(|error| ClientError::Protocol(error.to_string()))?;
@@ -128,7 +130,9 @@ impl Client {
     /// # Errors
     /// [`ClientError::Lost`] when the daemon is gone, [`ClientError::Local`] when the message is larger than a frame.
     pub fn send(&mut self, message: &ClientMessage) -> Result<(), ClientError> {
-        let frame = Encoding::Bincode
+        let frame = self
+            .greeting
+            .encoding
             .frame(message)
             .map_err(|error| ClientError::Local(error.to_string()))?;
         self.outgoing.extend_from_slice(&frame);
@@ -175,7 +179,12 @@ impl Client {
     pub fn next_arrived(&mut self) -> Result<Option<ServerMessage>, ClientError> {
         let broken = |error: codec::CodecError| ClientError::Protocol(error.to_string());
         match self.decoder.next_payload().map_err(broken)? {
-            Some(payload) => Encoding::Bincode.server_message(&payload).map(Some).map_err(broken),
+            Some(payload) => self
+                .greeting
+                .encoding
+                .server_message(&payload)
+                .map(Some)
+                .map_err(broken),
             None => Ok(None),
         }
     }
@@ -219,7 +228,7 @@ impl Client {
         mut request: BashExecRequest,
         mut on_event: impl FnMut(&ServerMessage),
     ) -> Result<BashRunResult, ClientError> {
-        crate::ambient::attach(&mut request);
+        crate::ambient::attach(&mut request, &self.greeting.environment);
         let id = self.new_id();
         self.send(&ClientMessage::Run {
             id,

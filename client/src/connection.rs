@@ -60,11 +60,18 @@ pub struct Connection {
 /// The way to the socket.
 #[derive(Clone, Debug)]
 struct Outgoing {
+    encoding: Encoding,
     queue: mpsc::UnboundedSender<Queued>,
     room: Arc<Semaphore>,
 }
 
 impl Outgoing {
+    fn encode(&self, message: &ClientMessage) -> Result<Vec<u8>, ClientError> {
+        self.encoding
+            .frame(message)
+            .map_err(|error| ClientError::Local(error.to_string()))
+    }
+
     /// Waits until there is room for `frame`.
     async fn room_for(&self, frame: &[u8]) -> Option<OwnedSemaphorePermit> {
         let wanted = u32::try_from(frame.len()).unwrap_or(QUEUE_ROOM).min(QUEUE_ROOM);
@@ -75,12 +82,6 @@ impl Outgoing {
     fn push(&self, frame: Vec<u8>, room: Option<OwnedSemaphorePermit>) -> bool {
         self.queue.send(Queued { frame, _room: room }).is_ok()
     }
-}
-
-fn encode(message: &ClientMessage) -> Result<Vec<u8>, ClientError> {
-    Encoding::Bincode
-        .frame(message)
-        .map_err(|error| ClientError::Local(error.to_string()))
 }
 
 impl Connection {
@@ -113,12 +114,22 @@ impl Connection {
         let stream = tokio::net::UnixStream::from_std(stream).map_err(|error| failed(&error))?;
         let (queue, queued) = mpsc::unbounded_channel();
         let requests = Arc::new(Requests::default());
-        tokio::spawn(driver::drive(stream, decoder, queued, Arc::clone(&requests)));
-        let room = Arc::new(Semaphore::new(QUEUE_ROOM as usize));
+        tokio::spawn(driver::drive(
+            stream,
+            decoder,
+            greeting.encoding,
+            queued,
+            Arc::clone(&requests),
+        ));
+        let outgoing = Outgoing {
+            encoding: greeting.encoding,
+            queue,
+            room: Arc::new(Semaphore::new(QUEUE_ROOM as usize)),
+        };
         Ok(Self {
             greeting: Arc::new(greeting),
             requests,
-            outgoing: Outgoing { queue, room },
+            outgoing,
         })
     }
 
@@ -146,7 +157,7 @@ impl Connection {
     }
 
     async fn launch(&self, mut request: BashExecRequest, stream: bool) -> Result<Running, ClientError> {
-        crate::ambient::attach(&mut request);
+        crate::ambient::attach(&mut request, &self.greeting.environment);
         let request = Box::new(request);
         let inbox = self.send(|id| ClientMessage::Run { id, request, stream }).await?;
         Ok(Running {
@@ -160,7 +171,7 @@ impl Connection {
     /// Sends a message that opens a request. Once it is queued this has returned, so that a caller who gives up either has a handle or has sent nothing.
     async fn send(&self, message: impl FnOnce(u64) -> ClientMessage) -> Result<Inbox, ClientError> {
         let inbox = self.requests.open()?;
-        let frame = encode(&message(inbox.id))?;
+        let frame = self.outgoing.encode(&message(inbox.id))?;
         let room = self.outgoing.room_for(&frame).await;
         if self.outgoing.push(frame, room) {
             Ok(inbox)
@@ -305,7 +316,7 @@ impl Running {
 
     /// Asks the daemon to end the command. Its result still comes, with `aborted` unless something else ended it first.
     pub fn cancel(&self) {
-        if let Ok(frame) = encode(&ClientMessage::Cancel { id: self.inbox.id }) {
+        if let Ok(frame) = self.outgoing.encode(&ClientMessage::Cancel { id: self.inbox.id }) {
             // On a connection that has ended there is nothing left to cancel.
             let _ = self.outgoing.push(frame, None);
         }
@@ -336,7 +347,7 @@ impl Running {
     }
 
     async fn input(&self, piece: &[u8], eof: bool) -> Result<(), ClientError> {
-        let frame = encode(&ClientMessage::Stdin {
+        let frame = self.outgoing.encode(&ClientMessage::Stdin {
             id: self.inbox.id,
             data: piece.into(),
             eof,

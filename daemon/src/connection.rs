@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dsh_policy::codec::{self, CodecError};
+use dsh_policy::environment::EnvironmentRules;
 use dsh_policy::frame::{self, Decoder, FRAME_LIMIT, HELLO_LIMIT};
 use dsh_policy::wire::{ClientMessage, Encoding, Hello, HelloReply, PROTOCOL, ServerMessage};
 use dsh_policy::{BashExecRequest, BashRunResult, ByteString, ErrorCode, ExecError};
@@ -35,26 +36,28 @@ pub(crate) async fn serve(state: Arc<State>, mut stream: UnixStream, refusal: Op
     let mut decoder = Decoder::new(HELLO_LIMIT);
     let hello = match timeout(HELLO_DEADLINE, greet(&mut stream, &mut decoder)).await {
         Ok(Ok(hello)) => hello,
-        Ok(Err(error)) => return say_hello(&mut stream, Some(error)).await,
+        Ok(Err(error)) => return refuse(&mut stream, error).await,
         Err(_) => {
             let error = "no hello came within 2 s; the first frame of a client is its hello, in JSON";
-            return say_hello(&mut stream, Some(ExecError::new(ErrorCode::ProtocolMismatch, error))).await;
+            return refuse(&mut stream, ExecError::new(ErrorCode::ProtocolMismatch, error)).await;
         }
     };
     let refused = refusal.is_some();
-    say_hello(&mut stream, refusal).await;
+    let encoding = hello.common_encoding();
+    let rules = state.settings().environment.clone();
+    say_hello(&mut stream, encoding, rules, refusal).await;
     if refused {
         return;
     }
     tracing::debug!(client = hello.client, "connected");
     decoder.set_limit(FRAME_LIMIT);
     let (reader, half) = stream.into_split();
-    let (outbox, writer) = outbox::channel(hello.encoding);
+    let (outbox, writer) = outbox::channel(encoding);
     let writer = tokio::spawn(writer.run(half));
     let mut session = Session {
         state,
         outbox,
-        encoding: hello.encoding,
+        encoding,
         requests: Arc::default(),
         tasks: JoinSet::new(),
     };
@@ -88,12 +91,24 @@ async fn greet(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<Hello, 
     Ok(hello)
 }
 
+/// For a peer that did not introduce itself.
+async fn refuse(stream: &mut UnixStream, error: ExecError) {
+    say_hello(stream, Encoding::Json, EnvironmentRules::default(), Some(error)).await;
+}
+
 /// The daemon's hello. A client that is gone need not hear it.
-async fn say_hello(stream: &mut UnixStream, error: Option<ExecError>) {
+async fn say_hello(
+    stream: &mut UnixStream,
+    encoding: Encoding,
+    environment: EnvironmentRules,
+    error: Option<ExecError>,
+) {
     let reply = HelloReply {
         protocol: PROTOCOL,
         server: SERVER.into(),
         pid: std::process::id(),
+        encoding,
+        environment,
         capabilities: CAPABILITIES.iter().map(ToString::to_string).collect(),
         error,
     };

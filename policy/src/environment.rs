@@ -15,6 +15,8 @@
 //! tools break without them, and a confined command can set them itself anyway.
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bytes::ByteString;
 use crate::error::{ErrorCode, ExecError};
 use crate::request::EnvMap;
@@ -32,7 +34,8 @@ const TERMINAL_DEFAULTS: [(&str, &str); 4] = [
 ];
 
 /// Which names and values are taken out, with the deployment's own additions.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct EnvironmentRules {
     /// Names that are kept although a rule matches, exact.
     pub keep: Vec<String>,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::bytes::ByteString;
 use crate::codec::{self, CodecError, Decode, Encode};
 use crate::denial::DenialFact;
+use crate::environment::EnvironmentRules;
 use crate::error::ExecError;
 use crate::mode::named_enum;
 use crate::probe::ProbeReport;
@@ -55,6 +56,9 @@ pub struct Hello {
     /// Name and version of the program, for logs.
     #[serde(default)]
     pub client: String,
+    /// [`BUILD_ID`](crate::plan::BUILD_ID) of a client that asks for `bincode`, whose layout is that of one build.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub build: String,
 }
 
 /// First frame of the daemon, always JSON. After an `error` it closes the connection.
@@ -67,12 +71,34 @@ pub struct HelloReply {
     pub server: String,
     /// Process id of the daemon.
     pub pid: u32,
+    /// Encoding of everything that follows: the one that was asked for, or `json` when that would not be understood.
+    #[serde(default = "json")]
+    pub encoding: Encoding,
+    /// The deployment's additions to the rules by which a client scrubs the environment that it sends.
+    #[serde(default)]
+    pub environment: EnvironmentRules,
     /// What it can do beyond the protocol's minimum (`run`, `stdin`, `doctor`, …).
     #[serde(default)]
     pub capabilities: Vec<String>,
     /// Why the connection is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ExecError>,
+}
+
+fn json() -> Encoding {
+    Encoding::Json
+}
+
+impl Hello {
+    /// The encoding that both sides understand.
+    #[must_use]
+    pub fn common_encoding(&self) -> Encoding {
+        if self.build == crate::plan::BUILD_ID {
+            self.encoding
+        } else {
+            Encoding::Json
+        }
+    }
 }
 
 /// Client to daemon. `id` is chosen by the client and names the request in every answer; it must not be in use.

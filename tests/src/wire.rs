@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use dsh_policy::frame::{self, Decoder, FRAME_LIMIT};
+use dsh_policy::plan::BUILD_ID;
 use dsh_policy::wire::{ClientMessage, Encoding, Hello, HelloReply, PROTOCOL, ProtocolVersion, ServerMessage};
 use dsh_policy::{BashExecRequest, ByteString};
 
@@ -41,15 +42,22 @@ impl Peer {
 
     /// Sends a hello of any version; gives the answer, none when the daemon closed.
     pub fn greet(&mut self, protocol: ProtocolVersion, encoding: Encoding) -> Option<HelloReply> {
+        self.greet_as(protocol, encoding, BUILD_ID)
+    }
+
+    /// The same for a client of any build.
+    pub fn greet_as(&mut self, protocol: ProtocolVersion, encoding: Encoding, build: &str) -> Option<HelloReply> {
         let hello = Hello {
             protocol,
             encoding,
             client: "dsh-tests".into(),
+            build: build.into(),
         };
         self.raw(&frame::encode(&serde_json::to_vec(&hello).unwrap()).unwrap());
         let reply = self.payload()?;
-        self.encoding = encoding;
-        Some(serde_json::from_slice(&reply).expect("the answer to a hello is JSON"))
+        let reply: HelloReply = serde_json::from_slice(&reply).expect("the answer to a hello is JSON");
+        self.encoding = reply.encoding;
+        Some(reply)
     }
 
     /// Sends bytes as they are; a daemon that has closed is fine.

@@ -240,3 +240,32 @@ fn bytes_that_are_no_text_pass_through() {
         assert_eq!(ambient.text().trim(), "80");
     }
 }
+
+#[test]
+fn the_deployment_s_own_rules_hold_for_what_the_client_sends() {
+    let config = "environmentKeep = [\"MY_API_KEY\"]\nenvironmentRemove = [\"internal\"]\n";
+    for user in users() {
+        let world = World::with_config(user, config);
+        let ambient = [
+            ("MY_API_KEY", "kept"),
+            ("OTHER_API_KEY", "gone"),
+            ("COMPANY_INTERNAL_URL", "gone"),
+        ];
+        let ran = with_ambient(&world, SandboxMode::ReadOnly, &ambient, &[], "env -0");
+        let environment = environment_of(&ran);
+        assert_eq!(
+            environment.get("MY_API_KEY").map(String::as_str),
+            Some("kept"),
+            "{user:?}"
+        );
+        let removed: Vec<String> = ran
+            .result()
+            .environment
+            .removed
+            .iter()
+            .map(|name| name.display())
+            .collect();
+        assert_eq!(removed, ["COMPANY_INTERNAL_URL", "OTHER_API_KEY"], "{user:?}");
+        assert!(removed.iter().all(|name| !environment.contains_key(name)), "{user:?}");
+    }
+}

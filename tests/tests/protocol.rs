@@ -398,3 +398,19 @@ fn background_work_is_refused_in_words_until_it_exists() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_client_of_another_build_is_spoken_to_in_json() {
+    let world = own_world();
+    for build in ["", "0123456789abcdef"] {
+        let mut peer = Peer::connect(&world.socket());
+        let reply = peer.greet_as(PROTOCOL, Encoding::Bincode, build).unwrap();
+        assert_eq!((reply.error, reply.encoding), (None, Encoding::Json));
+        assert_eq!(peer.output_of(1, "echo understood"), "understood\n");
+    }
+    let mut peer = Peer::connect(&world.socket());
+    assert_eq!(
+        peer.greet(PROTOCOL, Encoding::Bincode).unwrap().encoding,
+        Encoding::Bincode
+    );
+}

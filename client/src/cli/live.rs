@@ -123,7 +123,7 @@ impl Live {
 
     /// Runs to the end.
     pub(super) fn run(mut self, mut request: BashExecRequest) -> Result<Outcome, ClientError> {
-        crate::ambient::attach(&mut request);
+        crate::ambient::attach(&mut request, &self.client.greeting().environment);
         let (id, stream) = (self.id, self.stream);
         self.client.send(&ClientMessage::Run {
             id,

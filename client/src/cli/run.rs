@@ -155,7 +155,7 @@ pub(crate) fn run(args: &RunArgs, endpoint: &Endpoint) -> Result<u8, ClientError
 }
 
 fn explain(client: &mut Client, mut request: BashExecRequest) -> Result<u8, ClientError> {
-    crate::ambient::attach(&mut request);
+    crate::ambient::attach(&mut request, &client.greeting().environment);
     let spec = client.resolve(request)?;
     let mut text = serde_json::to_vec_pretty(&spec).map_err(|error| ClientError::Local(error.to_string()))?;
     text.push(b'\n');

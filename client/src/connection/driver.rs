@@ -235,13 +235,14 @@ impl Drop for EndGuard {
 pub(super) async fn drive(
     stream: UnixStream,
     decoder: Decoder,
+    encoding: Encoding,
     queue: mpsc::UnboundedReceiver<Queued>,
     requests: Arc<Requests>,
 ) {
     let guard = EndGuard(Arc::clone(&requests));
     let (reader, writer) = stream.into_split();
     tokio::select! {
-        why = read(reader, decoder, &requests) => requests.end(why),
+        why = read(reader, decoder, encoding, &requests) => requests.end(why),
         () = write(writer, queue) => {}
     }
     drop(guard);
@@ -256,11 +257,11 @@ async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Qu
     }
 }
 
-async fn read(mut reader: OwnedReadHalf, mut decoder: Decoder, requests: &Requests) -> Ended {
+async fn read(mut reader: OwnedReadHalf, mut decoder: Decoder, encoding: Encoding, requests: &Requests) -> Ended {
     let mut chunk = vec![0; CHUNK];
     let mut last_words = None;
     loop {
-        match take_all(&mut decoder, requests) {
+        match take_all(&mut decoder, encoding, requests) {
             Ok(words) => last_words = words.or(last_words),
             Err(what) => return Ended::Broken(what),
         }
@@ -275,13 +276,10 @@ async fn read(mut reader: OwnedReadHalf, mut decoder: Decoder, requests: &Reques
 }
 
 /// Delivers every message that is whole; gives what the daemon says about the connection itself.
-fn take_all(decoder: &mut Decoder, requests: &Requests) -> Result<Option<String>, String> {
+fn take_all(decoder: &mut Decoder, encoding: Encoding, requests: &Requests) -> Result<Option<String>, String> {
     let mut last_words = None;
     while let Some(payload) = decoder.next_payload().map_err(|error| error.to_string())? {
-        match Encoding::Bincode
-            .server_message(&payload)
-            .map_err(|error| error.to_string())?
-        {
+        match encoding.server_message(&payload).map_err(|error| error.to_string())? {
             ServerMessage::Error { id: None, error } => last_words = Some(error.message),
             message => requests.deliver(message),
         }
@@ -301,7 +299,13 @@ mod tests {
         let (ours, daemon) = UnixStream::pair().unwrap();
         let (queue, queued) = mpsc::unbounded_channel();
         let requests = Arc::new(Requests::default());
-        tokio::spawn(drive(ours, Decoder::new(FRAME_LIMIT), queued, Arc::clone(&requests)));
+        tokio::spawn(drive(
+            ours,
+            Decoder::new(FRAME_LIMIT),
+            Encoding::Bincode,
+            queued,
+            Arc::clone(&requests),
+        ));
         (requests, daemon, queue)
     }
 
