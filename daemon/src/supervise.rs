@@ -27,7 +27,6 @@ const TELL_DEADLINE: Duration = Duration::from_millis(500);
 pub(crate) struct Watch<'a> {
     spec: &'a BashExecSpec,
     settings: &'a Settings,
-    confined: bool,
     events: Events,
     /// Opened once the client has been told of the start.
     gate: watch::Sender<bool>,
@@ -55,14 +54,12 @@ impl<'a> Watch<'a> {
     pub(crate) fn new(
         spec: &'a BashExecSpec,
         settings: &'a Settings,
-        confined: bool,
         events: Events,
         gate: watch::Sender<bool>,
     ) -> Self {
         Self {
             spec,
             settings,
-            confined,
             events,
             gate,
         }
@@ -179,7 +176,6 @@ async fn take(message: FromHelper, progress: &mut Progress, watch: &Watch<'_>) -
                 // From here on only the command's own time limit bounds a helper that has nothing to say.
                 progress.stuck = progress.timeout + Duration::from_secs(86_400);
             }
-            check_required(watch, &unenforced)?;
             progress.start = Some(Start { unenforced, unobserved });
             let spec = Box::new(watch.spec.clone());
             // A client that is gone shows itself as a reason to stop; one that does not read must not stop the clock.
@@ -226,15 +222,4 @@ async fn take(message: FromHelper, progress: &mut Progress, watch: &Watch<'_>) -
         }
     }
     Ok(None)
-}
-
-/// The probe has promised what is required; a helper that finds otherwise has its command ended at once.
-fn check_required(watch: &Watch<'_>, unenforced: &[dsh_policy::result::Unenforced]) -> Result<(), Fate> {
-    let required = &watch.spec.sandbox_policy.require;
-    if watch.confined && unenforced.iter().any(|missing| required.contains(&missing.guarantee)) {
-        return Err(Fate::Lost(
-            "a guarantee that the configuration requires turned out to be missing when it started",
-        ));
-    }
-    Ok(())
 }

@@ -211,6 +211,10 @@ impl Job<'_, '_> {
             setup: Duration::from_millis(self.plan.setup_deadline_ms),
         };
         let listen = mediator.is_some();
+        let (unenforced, unobserved) = walls
+            .map(|(walls, confinement)| limits(walls, confinement, listen))
+            .unwrap_or_default();
+        check_required(&unenforced, walls.map(|(_, confinement)| confinement))?;
         let child = image.spawn(walls.map(|(walls, _)| walls))?;
         let mut supervisor = Supervisor::new(self.channel, &self.signals, child, mediator, graces);
         supervisor.set_up().map_err(|mut failure| {
@@ -219,11 +223,24 @@ impl Job<'_, '_> {
             }
             failure
         })?;
-        let (unenforced, unobserved) = walls
-            .map(|(walls, confinement)| limits(walls, confinement, listen))
-            .unwrap_or_default();
         supervisor.announce(unenforced, unobserved);
         Ok(supervisor.run())
+    }
+}
+
+/// The daemon has asked the probe before; here it is this very command's set-up that is looked at.
+fn check_required(unenforced: &[Unenforced], confinement: Option<&Confinement>) -> Result<(), Failure> {
+    let required = confinement.map_or(&[][..], |confinement| &confinement.require);
+    match unenforced.iter().find(|missing| required.contains(&missing.guarantee)) {
+        Some(missing) => Err(failure(
+            Step::BuildRuleset,
+            0,
+            format!(
+                "{} is required and cannot be kept: {}",
+                missing.guarantee, missing.reason
+            ),
+        )),
+        None => Ok(()),
     }
 }
 

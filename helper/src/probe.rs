@@ -146,6 +146,7 @@ fn try_landlock_tier() -> Result<Tried, Failure> {
         deny_read: Vec::new(),
         allow_unix_socket: Vec::new(),
         network: Network::None,
+        require: vec![],
         private_tmp_root: None,
     };
     let shell = std::env::current_exe().map_err(io)?;

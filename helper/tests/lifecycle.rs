@@ -5,6 +5,7 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dsh_policy::mode::Guarantee;
 use dsh_policy::plan::{ExitStatus, FromHelper, Step, ToHelper};
 use support::{Run, confinement, plan, run};
 
@@ -73,6 +74,8 @@ fn a_failed_step_is_named_with_its_error() {
     big.workdir = "/".into();
     let mut root = plan("true", Some(confinement(&[&PathBuf::from("/tmp")])));
     root.confinement.as_mut().unwrap().writable.push("/no/root".into());
+    let mut required = plan("true", Some(confinement(&[])));
+    required.confinement.as_mut().unwrap().require = vec![Guarantee::UnixSockets];
     let mut other = plan("true", None);
     other.build = "0".into();
     for (plan, step, errno) in [
@@ -80,6 +83,7 @@ fn a_failed_step_is_named_with_its_error() {
         (workdir, Step::Workdir, 2),
         (big, Step::Exec, 7),
         (root, Step::BuildRuleset, 2),
+        (required, Step::BuildRuleset, 0),
         (other, Step::ReceivePlan, 0),
     ] {
         let failure = Run::start(plan).finish().result.unwrap_err();

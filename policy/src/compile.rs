@@ -95,6 +95,7 @@ fn confine(policy: &SandboxPolicy, private_tmp: Option<&ByteString>, inputs: &Pl
         deny_read: policy.deny_read.clone(),
         allow_unix_socket: policy.allow_unix_socket.clone(),
         network: policy.network,
+        require: policy.require.clone(),
         private_tmp_root,
     }
 }

@@ -274,6 +274,7 @@ mod tests {
             deny_read: vec!["/home/u/.ssh".into()],
             allow_unix_socket: vec!["/run/allowed.sock".into()],
             network: Network::Full,
+            require: vec![],
             private_tmp_root: None,
         }
     }

@@ -5,7 +5,7 @@
 use crate::bytes::ByteString;
 use crate::codec::{Decode, Encode};
 use crate::denial::DenialFact;
-use crate::mode::{Lifetime, Network, SandboxMode, Tier};
+use crate::mode::{Guarantee, Lifetime, Network, SandboxMode, Tier};
 use crate::probe::ProbeReport;
 use crate::result::{Unenforced, Usage};
 
@@ -218,6 +218,8 @@ pub struct Confinement {
     pub allow_unix_socket: Vec<ByteString>,
     /// What the network may reach.
     pub network: Network,
+    /// Guarantees without which the command must not run.
+    pub require: Vec<Guarantee>,
     /// `/tmp` of the namespace tier is this folder instead of the host's.
     pub private_tmp_root: Option<ByteString>,
 }

@@ -85,6 +85,7 @@ mod tests {
             deny_read: vec![],
             allow_unix_socket: vec![],
             network: Network::None,
+            require: vec![],
             private_tmp_root: None,
         };
         allowed_by(&confinement, operation, rule, path)

@@ -54,7 +54,7 @@ pub struct StreamResult {
 
 /// What confined a command. Under `danger-full-access` only `mode` and `denied` are present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", try_from = "DecodedReport")]
 pub struct SandboxReport {
     /// The mode that was applied.
     pub mode: SandboxMode,
@@ -63,6 +63,31 @@ pub struct SandboxReport {
     /// The rest, when the command was confined.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub confined: Option<ConfinedReport>,
+}
+
+/// What arrives: a confined command whose report is not whole must not pass for an unconfined one.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DecodedReport {
+    mode: SandboxMode,
+    denied: Option<bool>,
+    #[serde(flatten)]
+    confined: Option<ConfinedReport>,
+}
+
+impl TryFrom<DecodedReport> for SandboxReport {
+    type Error = &'static str;
+
+    fn try_from(decoded: DecodedReport) -> Result<Self, Self::Error> {
+        if decoded.mode.confines() && decoded.confined.is_none() {
+            return Err("the report of a confined command is incomplete");
+        }
+        Ok(Self {
+            mode: decoded.mode,
+            denied: decoded.denied,
+            confined: decoded.confined,
+        })
+    }
 }
 
 /// What confined a command in a confining mode.
@@ -139,6 +164,13 @@ mod tests {
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(json, r#"{"mode":"danger-full-access","denied":false}"#);
         assert_eq!(serde_json::from_str::<SandboxReport>(&json).unwrap(), report);
+    }
+
+    #[test]
+    fn a_confined_command_without_its_report_is_not_understood() {
+        let incomplete = r#"{"mode":"read-only","denied":false,"tier":"landlock"}"#;
+        let error = serde_json::from_str::<SandboxReport>(incomplete).unwrap_err();
+        assert!(error.to_string().contains("incomplete"), "{error}");
     }
 
     #[test]

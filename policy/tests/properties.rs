@@ -338,7 +338,7 @@ prop_compose! {
         let list = |paths: Vec<Vec<u8>>| paths.into_iter().map(ByteString::from).collect();
         Confinement {
             mode, tier: Tier::Landlock, writable: list(writable), devices: vec!["/dev/null".into()], protect: list(protect), protect_git,
-            deny_read: list(deny_read), allow_unix_socket: vec![], network, private_tmp_root: None,
+            deny_read: list(deny_read), allow_unix_socket: vec![], network, require: vec![], private_tmp_root: None,
         }
     }
 }

@@ -61,6 +61,7 @@ pub(crate) fn confinement(writable: &[&Path]) -> Confinement {
         deny_read: vec![],
         allow_unix_socket: vec![],
         network: Network::Full,
+        require: vec![],
         private_tmp_root: None,
     }
 }

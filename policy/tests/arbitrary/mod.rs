@@ -150,11 +150,11 @@ prop_compose! {
     pub(crate) fn result()(
         exit_code in any::<Option<i32>>(), signal in of(text()), timed_out in any::<bool>(), aborted in any::<bool>(),
         timeout_ms in any::<u64>(), stdout in stream().boxed(), stderr in stream().boxed(), mode in one(SandboxMode::ALL),
-        denied in any::<Option<bool>>(), confined in of(confined().boxed()), removed in many(), rest in (any::<u32>(), usage()),
+        denied in any::<Option<bool>>(), confined in confined().boxed(), removed in many(), rest in (any::<u32>(), usage()),
     ) -> BashRunResult {
         BashRunResult {
             exit_code, signal, timed_out, aborted, timeout_ms, stdout, stderr,
-            sandbox: SandboxReport { mode, denied, confined },
+            sandbox: SandboxReport { mode, denied, confined: mode.confines().then_some(confined) },
             environment: EnvironmentReport { removed },
             survivors: rest.0,
             usage: rest.1,
@@ -261,10 +261,11 @@ prop_compose! {
     pub(crate) fn confinement()(
         mode in one(SandboxMode::ALL), tier in one(Tier::ALL), writable in many(), devices in many(), protect in many(),
         protect_git in any::<bool>(), deny_read in many(), allow_unix_socket in many(), network in one(Network::ALL),
-        private_tmp_root in of(bytes()),
+        private_tmp_root in of(bytes()), require in vec(one(Guarantee::ALL), 0..3),
     ) -> Confinement {
         Confinement {
-            mode, tier, writable, devices, protect, protect_git, deny_read, allow_unix_socket, network, private_tmp_root,
+            mode, tier, writable, devices, protect, protect_git, deny_read, allow_unix_socket, network, require,
+            private_tmp_root,
         }
     }
 }
