@@ -17,7 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::control::{Control, Stop};
 use crate::helper::Helper;
@@ -382,10 +382,16 @@ fn open_streams(
     })
 }
 
+/// Another helper starts when the client has its result: the start would be in the way of it.
+const REFILL_DELAY: Duration = Duration::from_millis(1);
+
 fn refill(state: &Arc<State>, settings: &Settings) {
     let (helpers, target) = (Arc::clone(&state.helpers), settings.config.helpers);
     if !state.is_draining() {
-        tokio::spawn(async move { helpers.refill(target).await });
+        tokio::spawn(async move {
+            sleep(REFILL_DELAY).await;
+            helpers.refill(target).await;
+        });
     }
 }
 

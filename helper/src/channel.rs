@@ -63,6 +63,13 @@ impl<'a> Channel<'a> {
         }
     }
 
+    /// Whether something has arrived already.
+    pub(crate) fn is_readable(&self) -> bool {
+        let now = rustix::event::Timespec::default();
+        let mut fds = [PollFd::from_borrowed_fd(self.socket, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Waits for the first message, which carries the command's streams.
     pub(crate) fn receive_plan(&mut self) -> Result<(ToHelper, [OwnedFd; 3]), ChannelError> {
         let mut fds = Vec::with_capacity(3);

@@ -10,7 +10,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::landlock;
 use crate::seccomp::{self, Observation, Prebuilt};
-use crate::sys::{self, Confine, Launch};
+use crate::sys::{self, Confine, Launch, Orders, PreparedChild};
+
+/// The Landlock ABI from which abstract sockets of processes outside cannot be reached.
+const ABSTRACT_SOCKETS_SCOPED: u32 = 6;
 
 /// What the child becomes, in the kernel's form.
 pub(crate) struct Image {
@@ -104,6 +107,21 @@ impl Image {
         })
         .map_err(fork)?;
         Ok((pid, report))
+    }
+
+    /// Lets a child that was prepared beforehand become the command, as [`Image::spawn`] does with a new one; none when it cannot.
+    pub(crate) fn hand_over(&self, child: PreparedChild, walls: &Walls) -> Option<(i32, OwnedFd)> {
+        let orders = Orders {
+            shell: &self.shell,
+            arguments: &self.arguments,
+            environment: &self.environment,
+            workdir: &self.workdir,
+            umask: self.umask,
+            restrict_flags: walls.prepared.restrict_flags,
+            prove: walls.prepared.abi >= ABSTRACT_SOCKETS_SCOPED,
+        };
+        let stdio = self.stdio.each_ref().map(AsFd::as_fd);
+        child.start(&orders, stdio, walls.prepared.ruleset.as_fd()).ok()
     }
 
     /// What a failed step was about, for people.

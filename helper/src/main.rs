@@ -40,6 +40,7 @@ use launch::{Image, Walls, failure};
 use mediate::Mediator;
 use seccomp::Prebuilt;
 use supervise::{Graces, Supervisor};
+use sys::PreparedChild;
 
 /// Exit code of a helper that could not do its work; the daemon knows why from the channel.
 const FAILED: u8 = 125;
@@ -94,8 +95,9 @@ fn serve() -> ExitCode {
         return refuse_to_start();
     };
     let prebuilt = Prebuilt::new();
-    let outcome = match receive_plan(&mut channel) {
-        Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio, &prebuilt),
+    let mut prepared = None;
+    let outcome = match receive_plan(&mut channel, || prepared = PreparedChild::fork(prebuilt.program()).ok()) {
+        Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio, &prebuilt, prepared),
         Err(None) => return ExitCode::SUCCESS, // A waiting helper that is not needed any more.
         Err(Some(failure)) => Err(failure),
     };
@@ -115,7 +117,9 @@ fn serve() -> ExitCode {
 }
 
 /// 2. receive-plan: say that we are up, wait (for hours, perhaps, in the daemon's pool), check that both come from one build.
-fn receive_plan(channel: &mut Channel<'_>) -> Result<(Plan, [OwnedFd; 3]), Option<Failure>> {
+///
+/// `prepare` is what can be done meanwhile.
+fn receive_plan(channel: &mut Channel<'_>, prepare: impl FnOnce()) -> Result<(Plan, [OwnedFd; 3]), Option<Failure>> {
     // The plan holds the command's environment, which may have credentials: no core dump, no inspection by other processes of the user. The
     // command itself becomes inspectable again when it executes the shell.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
@@ -128,6 +132,9 @@ fn receive_plan(channel: &mut Channel<'_>) -> Result<(Plan, [OwnedFd; 3]), Optio
             build: BUILD_ID.to_owned(),
         })
         .map_err(broken)?;
+    if !channel.is_readable() {
+        prepare();
+    }
     match channel.receive_plan().map_err(broken)? {
         (ToHelper::Run(plan), stdio) if plan.build == BUILD_ID => Ok((*plan, stdio)),
         (ToHelper::Run(plan), _) => Err(Some(failure(
@@ -148,6 +155,7 @@ struct Job<'a, 'c> {
     plan: &'a Plan,
     signals: SignalFd,
     prebuilt: &'a Prebuilt,
+    prepared: Option<PreparedChild>,
 }
 
 fn carry_out(
@@ -155,10 +163,20 @@ fn carry_out(
     plan: &Plan,
     stdio: [OwnedFd; 3],
     prebuilt: &Prebuilt,
+    prepared: Option<PreparedChild>,
 ) -> Result<Report, Failure> {
     // 3. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
     //    answer to "would that have failed anyway?" is the command's.
-    let privileged = plan.confinement.is_some() && drop_capabilities()?;
+    let confinement = plan.confinement.as_ref();
+    let fits = confinement.is_some_and(|confinement| prebuilt.fits(confinement));
+    let prepared = match prepared {
+        Some(child) if !fits => {
+            child.discard();
+            None
+        }
+        prepared => prepared,
+    };
+    let privileged = confinement.is_some() && drop_capabilities()?;
     // 4. supervisor: orphans come to us; signals arrive as messages.
     let signals = become_supervisor()?;
     // 5. private-tmp.
@@ -168,6 +186,7 @@ fn carry_out(
         plan,
         signals,
         prebuilt,
+        prepared,
     }
     .run(stdio, privileged);
     drop(private_tmp);
@@ -215,7 +234,16 @@ impl Job<'_, '_> {
             .map(|(walls, confinement)| limits(walls, confinement, listen))
             .unwrap_or_default();
         check_required(&unenforced, walls.map(|(_, confinement)| confinement))?;
-        let child = image.spawn(walls.map(|(walls, _)| walls))?;
+        let walls = walls.map(|(walls, _)| walls);
+        let handed_over = self
+            .prepared
+            .take()
+            .zip(walls)
+            .and_then(|(child, walls)| image.hand_over(child, walls));
+        let child = match handed_over {
+            Some(child) => child,
+            None => image.spawn(walls)?,
+        };
         let mut supervisor = Supervisor::new(self.channel, &self.signals, child, mediator, graces);
         supervisor.set_up().map_err(|mut failure| {
             if failure.detail.is_empty() {

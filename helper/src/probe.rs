@@ -167,7 +167,7 @@ fn try_landlock_tier() -> Result<Tried, Failure> {
     };
     let (ours, mut theirs) = UnixStream::pair().map_err(io)?;
     let mut channel = Channel::on(ours.as_fd());
-    let report = crate::carry_out(&mut channel, &plan, null_streams()?, &Prebuilt::new())?;
+    let report = crate::carry_out(&mut channel, &plan, null_streams()?, &Prebuilt::new(), None)?;
     drop(ours);
     let mut bytes = Vec::new();
     theirs.read_to_end(&mut bytes).map_err(io)?;

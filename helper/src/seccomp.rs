@@ -54,9 +54,19 @@ impl Prebuilt {
         }
     }
 
+    /// The program itself, for a child that is prepared before there is a plan.
+    pub(crate) fn program(&self) -> &[sock_filter] {
+        &self.program
+    }
+
+    /// Whether the program is the one that this confinement needs.
+    pub(crate) fn fits(&self, confinement: &Confinement) -> bool {
+        self.scope == scope(confinement) && !self.program.is_empty()
+    }
+
     /// The program, when it is the one that this confinement needs.
     pub(crate) fn for_plan(&self, confinement: &Confinement, observation: Observation) -> Option<Vec<sock_filter>> {
-        let fits = observation == Observation::Listener && self.scope == scope(confinement) && !self.program.is_empty();
+        let fits = observation == Observation::Listener && self.fits(confinement);
         fits.then(|| self.program.clone())
     }
 }

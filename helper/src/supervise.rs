@@ -190,7 +190,8 @@ impl<'a, 'c> Supervisor<'a, 'c> {
                 names.push(&mut control);
             }
             if let Some(fd) = &self.report {
-                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+                // Only its end: everything is read then, and the child is not interrupted at every word.
+                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::empty()));
                 names.push(&mut report);
             }
             if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -205,7 +206,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         } else if !listener.is_empty() {
             self.listener = None; // The last process that had the filter is gone.
         }
-        if !report.is_empty() {
+        while !report.is_empty() && self.report.is_some() {
             self.read_report();
         }
         if !signals.is_empty() {
@@ -249,7 +250,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             report,
             &mut [IoSliceMut::new(&mut bytes)],
             &mut control,
-            RecvFlags::CMSG_CLOEXEC,
+            RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
         )
         .map(|r| r.bytes);
         let mut fd = None;

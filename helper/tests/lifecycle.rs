@@ -5,9 +5,9 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dsh_policy::mode::Guarantee;
+use dsh_policy::mode::{Guarantee, Network};
 use dsh_policy::plan::{ExitStatus, FromHelper, Step, ToHelper};
-use support::{Run, confinement, plan, run};
+use support::{Run, confinement, helper, plan, run};
 
 #[test]
 fn a_command_s_output_exit_code_and_signal_come_back() {
@@ -181,4 +181,101 @@ fn the_private_folder_is_removed_whatever_is_in_it() {
     );
     assert!(!tmp.exists());
     assert_eq!(std::fs::read_to_string(outside.join("kept")).unwrap(), "x");
+}
+
+/// The value of a line of `/proc/PID/status`.
+fn status(pid: u32, name: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_default().trim_start_matches(':').trim().to_owned()
+}
+
+/// The child that a waiting helper has prepared.
+fn prepared_child(run: &Run) -> u32 {
+    let helper = run.helper.id();
+    let children = format!("/proc/{helper}/task/{helper}/children");
+    for _ in 0..500 {
+        let text = std::fs::read_to_string(&children).unwrap();
+        if let Ok(child) = text.trim().parse()
+            && status(child, "Seccomp") == "2"
+        {
+            return child;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("a waiting helper prepares a child");
+}
+
+#[test]
+fn a_waiting_helper_has_a_child_without_powers_that_becomes_the_command() {
+    let mut run = Run::waiting(&helper(), &[]);
+    let child = prepared_child(&run);
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        let bounding = set == "CapBnd" && !rustix::process::geteuid().is_root();
+        assert!(
+            bounding || status(child, set) == "0000000000000000",
+            "{set}: {}",
+            status(child, set)
+        );
+    }
+    assert_eq!(status(child, "NoNewPrivs"), "1");
+    // It does not hold the daemon's socket open.
+    let first = std::fs::read_link(format!("/proc/{child}/fd/0")).unwrap();
+    assert_eq!(first, PathBuf::from("/dev/null"));
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = plan(
+        "echo $$ $NAME; pwd; umask; touch x; ls -l /proc/self/fd | wc -l; cat",
+        Some(confinement(&[])),
+    );
+    plan.env.push(("NAME".into(), "value".into()));
+    plan.workdir = folder.path().into();
+    plan.umask = 0o027;
+    run.deliver(plan);
+    let outcome = run.finish();
+    let expected = format!("{child} value\n{}\n0027\n", folder.path().display());
+    assert!(outcome.stdout.starts_with(&expected), "{}", outcome.stdout);
+    assert_eq!(outcome.facts().len(), 1, "{:?}", outcome.facts());
+    assert!(!folder.path().join("x").exists());
+}
+
+#[test]
+fn a_prepared_child_that_does_not_fit_is_replaced() {
+    let mut sockets = confinement(&[]);
+    sockets.network = Network::None;
+    let mut large = plan("echo $$ ${#V9}", Some(confinement(&[])));
+    for n in 0..12 {
+        large.env.push((format!("V{n}").into(), "x".repeat(100_000).into()));
+    }
+    for (plan, expected) in [
+        (plan("echo $$ full", None), "full"),
+        (plan("echo $$ none", Some(sockets)), "none"),
+        (large, "100000"),
+    ] {
+        let mut run = Run::waiting(&helper(), &[]);
+        let child = prepared_child(&run);
+        run.deliver(plan);
+        let outcome = run.finish();
+        let (pid, rest) = outcome.stdout.trim().split_once(' ').unwrap();
+        assert_eq!(rest, expected);
+        assert_ne!(pid, child.to_string(), "{expected}");
+        assert_eq!(
+            status(child, "State"),
+            "",
+            "{expected}: the child that was not needed is gone"
+        );
+    }
+}
+
+#[test]
+fn a_helper_that_is_not_needed_takes_its_child_along() {
+    let run = Run::waiting(&helper(), &[]);
+    let child = prepared_child(&run);
+    run.abandon();
+    for _ in 0..200 {
+        if status(child, "State").is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the prepared child lives on");
 }

@@ -58,7 +58,8 @@ pub(crate) enum ChildReport {
 }
 
 /// Steps of the child, in order; their position is what travels.
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
+    Step::DropCapabilities,
     Step::Session,
     Step::Workdir,
     Step::NoNewPrivs,
@@ -67,13 +68,15 @@ const STEPS: [Step; 7] = [
     Step::SelfCheck,
     Step::Exec,
 ];
-const SESSION: u8 = 0;
-const WORKDIR: u8 = 1;
-const NO_NEW_PRIVS: u8 = 2;
-const LANDLOCK: u8 = 3;
-const SECCOMP: u8 = 4;
-const SELF_CHECK: u8 = 5;
-const EXEC: u8 = 6;
+/// Of a prepared child only; the others are forked by a helper that has dropped them.
+pub(super) const DROP_CAPABILITIES: u8 = 0;
+pub(super) const SESSION: u8 = 1;
+pub(super) const WORKDIR: u8 = 2;
+pub(super) const NO_NEW_PRIVS: u8 = 3;
+pub(super) const LANDLOCK: u8 = 4;
+pub(super) const SECCOMP: u8 = 5;
+pub(super) const SELF_CHECK: u8 = 6;
+pub(super) const EXEC: u8 = 7;
 
 impl ChildReport {
     /// Reads one message of the child's; none at end of file.
@@ -108,20 +111,50 @@ unsafe fn become_command(launch: &Launch<'_>) -> ! {
     unsafe {
         session(launch);
         if libc::chdir(launch.workdir.as_ptr()) != 0 {
-            fail(launch, WORKDIR);
+            fail(launch.report, WORKDIR);
         }
         if let Some(confine) = &launch.confine {
-            if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
-                fail(launch, NO_NEW_PRIVS);
-            }
+            no_new_privileges(launch.report);
             restrict(launch, confine);
-            filter(launch, confine);
-            self_check(launch, confine);
+            filter(launch.report, confine.filter, confine.listen);
+            self_check(launch.report, confine.listen);
         }
+        execute(
+            launch.report,
+            launch.shell.as_ptr(),
+            launch.argv.as_ptr(),
+            launch.envp.as_ptr(),
+        )
+    }
+}
+
+/// # Safety
+/// As for [`become_command`].
+pub(super) unsafe fn no_new_privileges(report: RawFd) {
+    // SAFETY: numbers only.
+    unsafe {
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+            fail(report, NO_NEW_PRIVS);
+        }
+    }
+}
+
+/// The last step.
+///
+/// # Safety
+/// As for [`become_command`]; the pointers are those of a null-terminated string and two null-terminated lists of such.
+pub(super) unsafe fn execute(
+    report: RawFd,
+    shell: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> ! {
+    // SAFETY: as the caller says.
+    unsafe {
         // Says that only the shell itself is missing, so that a death before this is told from one after it.
-        libc::send(launch.report, c"X".as_ptr().cast(), 1, libc::MSG_NOSIGNAL);
-        libc::execve(launch.shell.as_ptr(), launch.argv.as_ptr(), launch.envp.as_ptr());
-        fail(launch, EXEC)
+        libc::send(report, c"X".as_ptr().cast(), 1, libc::MSG_NOSIGNAL);
+        libc::execve(shell, argv, envp);
+        fail(report, EXEC)
     }
 }
 
@@ -130,32 +163,53 @@ unsafe fn become_command(launch: &Launch<'_>) -> ! {
 /// # Safety
 /// As for [`become_command`].
 unsafe fn session(launch: &Launch<'_>) {
+    // SAFETY: numbers only.
+    unsafe {
+        new_session(launch.report, launch.parent);
+        take_streams(launch.report, launch.stdio, launch.umask);
+    }
+}
+
+/// A new session, and death with the helper.
+///
+/// # Safety
+/// As for [`become_command`].
+pub(super) unsafe fn new_session(report: RawFd, parent: i32) {
     // SAFETY: numbers only, except the signal set, which lives on this stack.
     unsafe {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-            fail(launch, SESSION);
+            fail(report, SESSION);
         }
         // The helper may have died before the death signal was set; then nobody would ever send it.
-        if libc::getppid() != launch.parent {
+        if libc::getppid() != parent {
             libc::_exit(125);
         }
-        for (target, fd) in launch.stdio.into_iter().enumerate() {
-            // The received descriptors are all above 2, so none is overwritten before its turn.
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        if libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut()) != 0 {
+            fail(report, SESSION);
+        }
+    }
+}
+
+/// The command's streams and nothing else that was open.
+///
+/// # Safety
+/// As for [`become_command`]. The descriptors are all above 2, so none is overwritten before its turn.
+pub(super) unsafe fn take_streams(report: RawFd, stdio: [RawFd; 3], umask: u32) {
+    // SAFETY: numbers only.
+    unsafe {
+        for (target, fd) in stdio.into_iter().enumerate() {
             if libc::dup2(fd, target as c_int) < 0 {
-                fail(launch, SESSION);
+                fail(report, SESSION);
             }
         }
         // All of the helper's descriptors close themselves at exec already; this holds even if one was forgotten.
         let close = libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         if close != 0 {
-            fail(launch, SESSION);
+            fail(report, SESSION);
         }
-        libc::umask(launch.umask);
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut none);
-        if libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut()) != 0 {
-            fail(launch, SESSION);
-        }
+        libc::umask(umask);
     }
 }
 
@@ -172,7 +226,7 @@ unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
             confine.restrict_flags,
         ) != 0
         {
-            fail(launch, LANDLOCK);
+            fail(launch.report, LANDLOCK);
         }
         if confine.expect_refusal {
             // One's own name is the one file that everybody may write to, so only Landlock can refuse it. Tried here, before calls are
@@ -182,22 +236,22 @@ unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
             let refused = fd < 0 && *libc::__errno_location() == libc::EACCES;
             let scoped = || libc::kill(launch.parent, 0) != 0 && *libc::__errno_location() == libc::EPERM;
             if !refused && (fd < 0 || !scoped()) {
-                fail(launch, SELF_CHECK);
+                fail(launch.report, SELF_CHECK);
             }
         }
     }
 }
 
-/// The seccomp program; its listener goes to the helper.
+/// The seccomp program; its listener goes to the helper when `listen` says so.
 ///
 /// # Safety
 /// As for [`become_command`].
-unsafe fn filter(launch: &Launch<'_>, confine: &Confine<'_>) {
+pub(super) unsafe fn filter(report: RawFd, filter: &[libc::sock_filter], listen: bool) {
     let program = libc::sock_fprog {
-        len: confine.filter.len() as libc::c_ushort,
-        filter: confine.filter.as_ptr().cast_mut(),
+        len: filter.len() as libc::c_ushort,
+        filter: filter.as_ptr().cast_mut(),
     };
-    // SAFETY: the kernel only reads the program, which `launch` keeps alive.
+    // SAFETY: the kernel only reads the program, which the caller keeps alive.
     let install = |flags: libc::c_ulong| unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -208,9 +262,9 @@ unsafe fn filter(launch: &Launch<'_>, confine: &Confine<'_>) {
     };
     // SAFETY: as for the callers.
     unsafe {
-        if !confine.listen {
+        if !listen {
             if install(0) != 0 {
-                fail(launch, SECCOMP);
+                fail(report, SECCOMP);
             }
             return;
         }
@@ -220,9 +274,9 @@ unsafe fn filter(launch: &Launch<'_>, confine: &Confine<'_>) {
             fd = install(listener); // Kernels before 5.19 do not know the other flag.
         }
         if fd < 0 {
-            fail(launch, SECCOMP);
+            fail(report, SECCOMP);
         }
-        hand_over(launch, fd);
+        hand_over(report, fd);
     }
 }
 
@@ -230,7 +284,7 @@ unsafe fn filter(launch: &Launch<'_>, confine: &Confine<'_>) {
 ///
 /// # Safety
 /// As for [`become_command`].
-unsafe fn hand_over(launch: &Launch<'_>, fd: c_long) {
+unsafe fn hand_over(report: RawFd, fd: c_long) {
     const SPACE: usize = 64;
     #[repr(C, align(8))]
     struct Control([u8; SPACE]);
@@ -252,8 +306,8 @@ unsafe fn hand_over(launch: &Launch<'_>, fd: c_long) {
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(4) as _;
         ptr::write_unaligned(libc::CMSG_DATA(header).cast::<c_int>(), fd as c_int);
-        if libc::sendmsg(launch.report, &raw const message, libc::MSG_NOSIGNAL) != 1 {
-            fail(launch, SECCOMP);
+        if libc::sendmsg(report, &raw const message, libc::MSG_NOSIGNAL) != 1 {
+            fail(report, SECCOMP);
         }
     }
 }
@@ -263,17 +317,17 @@ unsafe fn hand_over(launch: &Launch<'_>, fd: c_long) {
 ///
 /// # Safety
 /// As for [`become_command`].
-unsafe fn self_check(launch: &Launch<'_>, confine: &Confine<'_>) {
+pub(super) unsafe fn self_check(report: RawFd, listen: bool) {
     // SAFETY: numbers and null pointers; each call is refused before it does anything, or the child ends.
     unsafe {
         let filtered = libc::syscall(libc::SYS_openat2, -1, ptr::null::<u8>(), ptr::null::<u8>(), 0usize) == -1
             && *libc::__errno_location() == libc::ENOSYS;
         let no_namespace =
-            confine.listen || (libc::unshare(libc::CLONE_NEWUSER) == -1 && *libc::__errno_location() == libc::EPERM);
+            listen || (libc::unshare(libc::CLONE_NEWUSER) == -1 && *libc::__errno_location() == libc::EPERM);
         let locked = libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1;
         if !(filtered && no_namespace && locked) {
             *libc::__errno_location() = 0;
-            fail(launch, SELF_CHECK);
+            fail(report, SELF_CHECK);
         }
     }
 }
@@ -282,17 +336,12 @@ unsafe fn self_check(launch: &Launch<'_>, confine: &Confine<'_>) {
 ///
 /// # Safety
 /// As for [`become_command`].
-unsafe fn fail(launch: &Launch<'_>, step: u8) -> ! {
+pub(super) unsafe fn fail(report: RawFd, step: u8) -> ! {
     // SAFETY: errno is this thread's own; the message lives on this stack.
     unsafe {
         let [a, b, c, d] = (*libc::__errno_location()).to_le_bytes();
         let message = [b'F', step, a, b, c, d];
-        libc::send(
-            launch.report,
-            message.as_ptr().cast(),
-            message.len(),
-            libc::MSG_NOSIGNAL,
-        );
+        libc::send(report, message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL);
         libc::_exit(125)
     }
 }

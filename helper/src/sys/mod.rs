@@ -4,6 +4,7 @@
 mod child;
 mod metadata;
 mod notify;
+mod prepared;
 
 use std::io;
 use std::ptr;
@@ -11,6 +12,7 @@ use std::ptr;
 pub(crate) use child::{ChildReport, Confine, Launch, spawn};
 pub(crate) use metadata::{attribute_call, flags_ioctl, set_times};
 pub(crate) use notify::{Answer, Listener, Notification};
+pub(crate) use prepared::{Orders, PreparedChild};
 
 /// Turns the `-1` of libc into an error.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
