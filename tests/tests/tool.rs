@@ -1,0 +1,243 @@
+//! The `bash` tool as a harness uses it, on the real daemon: texts, escalation, sessions that do not mix.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dsh_client::connection::{Connection, Event};
+use dsh_client::tool::bash::{Answer, BashTool, BashValue, Call, Composition};
+use dsh_client::tool::environment::{CallContext, EnvironmentRegistry};
+use dsh_client::tool::error::ToolError;
+use dsh_client::tool::escalate::{Approval, ApprovalRequest, Approver, EscalationRecord, PendingApproval};
+use dsh_policy::SandboxMode;
+use dsh_tests::process::{marked, unique_mark, wait_until};
+use dsh_tests::{World, users};
+use serde_json::{Value, json};
+
+/// Answers like this, or never.
+struct Says(Option<Approval>);
+
+impl Approver for Says {
+    fn ask<'a>(&'a self, _: &'a ApprovalRequest) -> PendingApproval<'a> {
+        match self.0 {
+            Some(answer) => Box::pin(std::future::ready(answer)),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+type Records = Arc<Mutex<Vec<EscalationRecord>>>;
+
+async fn tool(world: &World, approver: Option<Says>) -> (BashTool, Records) {
+    let records = Records::default();
+    let kept = Arc::clone(&records);
+    let composition = Composition {
+        environment: EnvironmentRegistry::new(Some(&world.home())),
+        approver: approver.map(|says| Arc::new(says) as Arc<dyn Approver>),
+        record: Arc::new(move |record| kept.lock().unwrap().push(record.clone())),
+    };
+    let connection = Connection::connect(&world.socket()).await.unwrap();
+    (BashTool::new(connection, composition), records)
+}
+
+fn call(workspace: PathBuf, mode: Option<SandboxMode>) -> Call {
+    Call {
+        workspace,
+        mode,
+        agent: Some("agent".into()),
+        context: CallContext {
+            session: Some("s1".into()),
+            session_log: None,
+        },
+    }
+}
+
+fn arguments(command: &str) -> Value {
+    json!({"command": command, "description": "a test", "env": {"SNEAKED": "in"}, "stdoutMaxBytes": 1})
+}
+
+fn escalating(command: &str, target: &str) -> Value {
+    let mut all = arguments(command);
+    all["sandbox_permissions"] = target.into();
+    all["justification"] = "it must".into();
+    all
+}
+
+async fn text(tool: &BashTool, call: &Call, arguments: &Value) -> String {
+    match tool.call(call, arguments, |_| {}).await {
+        Ok(Answer { text, .. }) => text,
+        Err(error) => error.text(),
+    }
+}
+
+#[tokio::test]
+async fn the_texts_are_those_of_the_contract() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, None).await;
+    let call = call(world.workspace(), None);
+    let denied = "[sandbox: file access denied under read-only mode]";
+    for (command, expected) in [
+        ("echo hi", "hi\n".to_owned()),
+        ("true", "(no output)".into()),
+        (
+            "echo out; echo err >&2; exit 3",
+            "out\n[stderr]\nerr\n[exit code: 3]".into(),
+        ),
+        ("kill -TERM $$", "(no output)\n[killed by signal: SIGTERM]".into()),
+        ("echo '[exit code: 9]'", "[exit code: 9]\n".into()),
+        ("touch x 2>/dev/null", format!("(no output)\n{denied}\n[exit code: 1]")),
+        ("echo $DSH_SHELL $DSH_SESSION_ID $SNEAKED.", "1 s1 .\n".into()),
+        (" ", "Error: invalid command: expected a non-empty string".into()),
+    ] {
+        assert_eq!(text(&tool, &call, &arguments(command)).await, expected, "{command}");
+    }
+    let mut limited = arguments("echo early; sleep 9");
+    limited["timeoutMs"] = 300.into();
+    assert_eq!(
+        text(&tool, &call, &limited).await,
+        "early\n[timed out after 300ms]\n[killed by signal: SIGTERM]"
+    );
+    let cut = text(&tool, &call, &arguments("seq 100000")).await;
+    let path = cut
+        .lines()
+        .last()
+        .unwrap()
+        .strip_prefix("[output truncated; full output: ")
+        .unwrap();
+    assert_eq!(
+        std::fs::metadata(path.strip_suffix(']').unwrap()).unwrap().len(),
+        588_895
+    );
+    let mut background = arguments("true");
+    background["run_in_background"] = true.into();
+    assert_eq!(
+        text(&tool, &call, &background).await,
+        "Error: run_in_background is disabled for this deployment (enableRunInBackground: false)"
+    );
+}
+
+#[tokio::test]
+async fn the_value_says_what_it_is() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, None).await;
+    let mut events = 0;
+    let count = |event: &Event| events += usize::from(matches!(event, Event::Output { .. }));
+    let answer = tool
+        .call(&call(world.workspace(), None), &arguments("echo hi"), count)
+        .await
+        .unwrap();
+    assert_eq!(events, 1);
+    let json = serde_json::to_value(&answer.value).unwrap();
+    assert_eq!((&json["kind"], &json["exitCode"]), (&json!("foreground"), &json!(0)));
+    let schema = dsh_client::tool::schema::bash_value();
+    for key in schema["required"].as_array().unwrap() {
+        assert!(json.get(key.as_str().unwrap()).is_some(), "{key}");
+    }
+    let BashValue::Foreground(result) = answer.value;
+    assert_eq!(result.sandbox.mode, SandboxMode::ReadOnly);
+}
+
+#[tokio::test]
+async fn a_wider_mode_is_granted_for_one_call_or_nothing_runs() {
+    let world = World::new(users()[0]);
+    let made = world.workspace().join("made");
+    let make = escalating("touch made", "workspace-write");
+    let refusals = [
+        (
+            Approval::Rejected,
+            "Error: the user rejected escalating this command to \"workspace-write\"",
+        ),
+        (
+            Approval::Cancelled,
+            "Error: approval for escalating to \"workspace-write\" was cancelled",
+        ),
+        (
+            Approval::Unavailable,
+            "Error: sandbox escalation to \"workspace-write\" requires approval, but no approval channel is available",
+        ),
+    ];
+    for (answer, message) in refusals {
+        let (tool, records) = tool(&world, Some(Says(Some(answer)))).await;
+        assert_eq!(text(&tool, &call(world.workspace(), None), &make).await, message);
+        assert!(!made.exists(), "nothing ran");
+        assert_eq!(records.lock().unwrap().len(), 1);
+    }
+    let (tool, records) = tool(&world, Some(Says(Some(Approval::AllowedOnce)))).await;
+    let call = call(world.workspace(), None);
+    assert_eq!(text(&tool, &call, &make).await, "(no output)");
+    assert!(made.exists());
+    assert_eq!(records.lock().unwrap()[0].outcome, Ok(()));
+    // It was for that call; and the text of the next says how to ask.
+    let after = text(&tool, &call, &arguments("touch again 2>/dev/null")).await;
+    assert!(after.starts_with(
+        "(no output)\n[sandbox: file access denied under read-only mode]\n[sandbox: escalation available"
+    ));
+    // The root stays: outside of it a grant of workspace-write changes nothing.
+    let outside = escalating(
+        &format!("touch {}/x 2>/dev/null", world.outside().display()),
+        "workspace-write",
+    );
+    assert!(
+        text(&tool, &call, &outside)
+            .await
+            .contains("denied under workspace-write mode")
+    );
+    let narrower = Call {
+        mode: Some(SandboxMode::WorkspaceWrite),
+        ..call
+    };
+    assert_eq!(
+        text(&tool, &narrower, &make).await,
+        "Error: sandbox escalation to \"workspace-write\" is not strictly wider than this call's current \"workspace-write\" mode"
+    );
+}
+
+#[tokio::test]
+async fn a_question_that_is_never_answered_ends_with_the_call() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, Some(Says(None))).await;
+    let call = call(world.workspace(), None);
+    let soon = tokio::time::sleep(Duration::from_millis(200));
+    let make = escalating("touch made", "workspace-write");
+    let error = tool.call_until(&call, &make, |_| {}, soon).await.unwrap_err();
+    assert!(matches!(error, ToolError::Aborted));
+    assert_eq!(error.text(), "Error: tool call aborted");
+    assert!(!world.workspace().join("made").exists());
+}
+
+#[tokio::test]
+async fn an_aborted_call_ends_its_command() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, None).await;
+    let mark = unique_mark("tool");
+    let command = format!("export {mark}; setsid sleep 1000 & sleep 1000");
+    let soon = tokio::time::sleep(Duration::from_millis(400));
+    let call = call(world.workspace(), None);
+    let error = tool
+        .call_until(&call, &arguments(&command), |_| {}, soon)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, ToolError::Aborted));
+    let gone = tokio::task::spawn_blocking(move || wait_until(Duration::from_secs(5), || marked(&mark).is_empty()));
+    assert!(gone.await.unwrap());
+}
+
+#[tokio::test]
+async fn two_sessions_at_once_do_not_mix() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, None).await;
+    let other = world.outside();
+    let reading = call(world.workspace(), Some(SandboxMode::ReadOnly));
+    let writing = Call {
+        context: CallContext {
+            session: Some("s2".into()),
+            session_log: None,
+        },
+        ..call(other.clone(), Some(SandboxMode::WorkspaceWrite))
+    };
+    let command = arguments("pwd; echo $DSH_SESSION_ID; touch made 2>/dev/null; sleep 0.2");
+    let (one, two) = tokio::join!(text(&tool, &reading, &command), text(&tool, &writing, &command));
+    assert_eq!(one, format!("{}\ns1\n", world.workspace().display()));
+    assert_eq!(two, format!("{}\ns2\n", other.display()));
+    assert!(!world.workspace().join("made").exists() && other.join("made").exists());
+}
