@@ -10,6 +10,7 @@ pub mod blocking;
 pub mod cli;
 pub mod connection;
 pub mod error;
+pub mod mcp;
 pub mod start;
 pub mod tool;
 

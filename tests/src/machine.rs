@@ -14,6 +14,8 @@ pub enum Feature {
     UserNamespaces,
     /// Seccomp with user notification.
     Seccomp,
+    /// The MCP project's Python client, at the interpreter that `DSH_MCP_PYTHON` names.
+    McpPython,
 }
 
 impl std::str::FromStr for Feature {
@@ -26,7 +28,8 @@ impl std::str::FromStr for Feature {
                 .map_err(|error| format!("{text}: {error}")),
             None if text == "userns" => Ok(Self::UserNamespaces),
             None if text == "seccomp" => Ok(Self::Seccomp),
-            _ => Err(format!("{text}: not one of landlock:ABI, userns, seccomp")),
+            None if text == "mcp-python" => Ok(Self::McpPython),
+            _ => Err(format!("{text}: not one of landlock:ABI, userns, seccomp, mcp-python")),
         }
     }
 }
@@ -53,6 +56,7 @@ pub fn has(feature: Feature) -> bool {
         }
         Feature::UserNamespaces => probe("unshare-user") == "OK",
         Feature::Seccomp => probe("seccomp-notify") == "OK",
+        Feature::McpPython => mcp_python().is_some(),
     }
 }
 
@@ -65,9 +69,17 @@ pub fn can_run(test: &str, feature: Feature) -> bool {
         "{test}: {feature:?} was declared but this machine does not have it"
     );
     if !present {
-        eprintln!("{test}: left out, this kernel has no {feature:?}");
+        eprintln!("{test}: left out, this machine has no {feature:?}");
     }
     present
+}
+
+/// The interpreter that has the MCP project's client.
+#[must_use]
+pub fn mcp_python() -> Option<std::ffi::OsString> {
+    let python = std::env::var_os("DSH_MCP_PYTHON")?;
+    let has_it = Command::new(&python).args(["-c", "import mcp"]).output();
+    has_it.is_ok_and(|output| output.status.success()).then_some(python)
 }
 
 fn probe(door: &str) -> String {

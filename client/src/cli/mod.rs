@@ -3,6 +3,7 @@ mod completions;
 mod config;
 mod doctor;
 mod live;
+mod mcp;
 mod print;
 mod run;
 mod service;
@@ -76,6 +77,8 @@ enum Command {
     Config(config::ConfigArgs),
     /// Install the daemon as a systemd user service
     Service(service::ServiceArgs),
+    /// Serve the bash tool to a client of the Model Context Protocol on standard input and output
+    Mcp(mcp::McpArgs),
     /// Print completions for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -91,6 +94,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args, &endpoint),
         Command::Config(args) => config::run(args, &endpoint),
         Command::Service(args) => service::run(args, &endpoint),
+        Command::Mcp(args) => mcp::run(args, &endpoint),
         Command::Completions(args) => completions::run(args, Arguments::command()),
     };
     ExitCode::from(outcome.unwrap_or_else(|error| match error {
