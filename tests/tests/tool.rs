@@ -9,7 +9,9 @@ use dsh_client::tool::bash::{Answer, BashTool, BashValue, Call, Composition};
 use dsh_client::tool::environment::{CallContext, EnvironmentRegistry};
 use dsh_client::tool::error::ToolError;
 use dsh_client::tool::escalate::{Approval, ApprovalRequest, Approver, EscalationRecord, PendingApproval};
+use dsh_client::tool::session::Session;
 use dsh_policy::SandboxMode;
+use dsh_policy::result::StreamResult;
 use dsh_tests::process::{marked, unique_mark, wait_until};
 use dsh_tests::{World, users};
 use serde_json::{Value, json};
@@ -112,6 +114,10 @@ async fn the_texts_are_those_of_the_contract() {
     background["run_in_background"] = true.into();
     assert_eq!(
         text(&tool, &call, &background).await,
+        "Error: background tasks unavailable: no task runtime is composed; run the command in the foreground"
+    );
+    assert_eq!(
+        text(&tool.enable_run_in_background(false), &call, &background).await,
         "Error: run_in_background is disabled for this deployment (enableRunInBackground: false)"
     );
 }
@@ -130,10 +136,12 @@ async fn the_value_says_what_it_is() {
     let json = serde_json::to_value(&answer.value).unwrap();
     assert_eq!((&json["kind"], &json["exitCode"]), (&json!("foreground"), &json!(0)));
     let schema = dsh_client::tool::schema::bash_value();
-    for key in schema["required"].as_array().unwrap() {
+    for key in schema["oneOf"][0]["required"].as_array().unwrap() {
         assert!(json.get(key.as_str().unwrap()).is_some(), "{key}");
     }
-    let BashValue::Foreground(result) = answer.value;
+    let BashValue::Foreground(result) = answer.value else {
+        panic!("{:?}", answer.value)
+    };
     assert_eq!(result.sandbox.mode, SandboxMode::ReadOnly);
 }
 
@@ -195,7 +203,7 @@ async fn a_wider_mode_is_granted_for_one_call_or_nothing_runs() {
 #[tokio::test]
 async fn a_question_that_is_never_answered_ends_with_the_call() {
     let world = World::new(users()[0]);
-    let (tool, _) = tool(&world, Some(Says(None))).await;
+    let (tool, records) = tool(&world, Some(Says(None))).await;
     let call = call(world.workspace(), None);
     let soon = tokio::time::sleep(Duration::from_millis(200));
     let make = escalating("touch made", "workspace-write");
@@ -203,6 +211,12 @@ async fn a_question_that_is_never_answered_ends_with_the_call() {
     assert!(matches!(error, ToolError::Aborted));
     assert_eq!(error.text(), "Error: tool call aborted");
     assert!(!world.workspace().join("made").exists());
+    let records = records.lock().unwrap();
+    assert_eq!(
+        (records.len(), records[0].outcome.clone()),
+        (1, Err("tool call aborted".into()))
+    );
+    assert_eq!(records[0].request.as_ref().unwrap().session.as_deref(), Some("s1"));
 }
 
 #[tokio::test]
@@ -218,6 +232,18 @@ async fn an_aborted_call_ends_its_command() {
         .await
         .unwrap_err();
     assert!(matches!(error, ToolError::Aborted));
+    assert!(marked(&mark).is_empty(), "when the answer is there, nothing is left");
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_ends_its_command() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, None).await;
+    let mark = unique_mark("tool");
+    let command = arguments(&format!("export {mark}; setsid sleep 1000 & sleep 1000"));
+    let call = call(world.workspace(), None);
+    let dropped = tokio::time::timeout(Duration::from_millis(400), tool.call(&call, &command, |_| {})).await;
+    assert!(dropped.is_err());
     let gone = tokio::task::spawn_blocking(move || wait_until(Duration::from_secs(5), || marked(&mark).is_empty()));
     assert!(gone.await.unwrap());
 }
@@ -240,4 +266,83 @@ async fn two_sessions_at_once_do_not_mix() {
     assert_eq!(one, format!("{}\ns1\n", world.workspace().display()));
     assert_eq!(two, format!("{}\ns2\n", other.display()));
     assert!(!world.workspace().join("made").exists() && other.join("made").exists());
+}
+
+#[tokio::test]
+async fn what_a_bound_of_the_deployment_forbids_is_neither_asked_nor_offered() {
+    let world = World::with_config(users()[0], "maxMode = \"workspace-write\"\n");
+    let (tool, records) = tool(&world, Some(Says(Some(Approval::AllowedOnce)))).await;
+    let call = call(world.workspace(), Some(SandboxMode::WorkspaceWrite));
+    assert_eq!(
+        text(&tool, &call, &escalating("touch made", "danger-full-access")).await,
+        "Error: sandbox escalation to \"danger-full-access\" is not strictly wider than this call's current \"workspace-write\" mode"
+    );
+    assert_eq!(records.lock().unwrap()[0].request, None);
+    assert!(!world.workspace().join("made").exists());
+    let outside = arguments(&format!("touch {}/x 2>/dev/null", world.outside().display()));
+    assert_eq!(
+        text(&tool, &call, &outside).await,
+        "(no output)\n[sandbox: file access denied under workspace-write mode]\n[exit code: 1]"
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_without_an_agent_offers_nothing() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, Some(Says(Some(Approval::AllowedOnce)))).await;
+    let nobody = Call {
+        agent: None,
+        ..call(world.workspace(), None)
+    };
+    assert_eq!(
+        text(&tool, &nobody, &arguments("touch x 2>/dev/null")).await,
+        "(no output)\n[sandbox: file access denied under read-only mode]\n[exit code: 1]"
+    );
+}
+
+#[tokio::test]
+async fn a_session_brings_its_workspace_mode_and_log_and_keeps_them_over_a_restart() {
+    let world = World::new(users()[0]);
+    let (tool, _) = tool(&world, None).await;
+    let log = world.folder().join("s.jsonl");
+    let open = || Session::open("s9", Some(world.workspace()), Some(&log)).unwrap();
+    let session = open();
+    let touch = arguments("touch made 2>/dev/null; echo $? $DSH_SESSION_ID $DSH_SESSION_JSONL");
+    let told = |code: u32| format!("{code} s9 {}\n", log.display());
+    assert_eq!(text(&tool, &session.call(None).unwrap(), &touch).await, told(1));
+    session.switch(Some(SandboxMode::WorkspaceWrite)).unwrap();
+    let again = open();
+    assert_eq!(text(&tool, &again.call(None).unwrap(), &touch).await, told(0));
+    assert!(world.workspace().join("made").exists());
+}
+
+#[tokio::test]
+async fn both_streams_are_cut_at_their_own_ends_and_a_trapped_timeout_is_one() {
+    let world = World::with_config(users()[0], "keptBytes = 1000\n");
+    let (tool, _) = tool(&world, None).await;
+    let call = call(world.workspace(), None);
+    let cut = arguments("seq 1 5000; seq 5000 9999 >&2; kill -SEGV $$");
+    let Answer { text: shown, value } = tool.call(&call, &cut, |_| {}).await.unwrap();
+    let BashValue::Foreground(result) = value else {
+        panic!("{value:?}")
+    };
+    let (out, err) = (&result.stdout, &result.stderr);
+    let path = |stream: &StreamResult| stream.spill_path.clone().unwrap().display();
+    assert_eq!(
+        shown,
+        format!(
+            "{}[output truncated; full output: {}]\n[stderr]\n{}[output truncated; full output: {}]\n[killed by signal: SIGSEGV]",
+            out.text,
+            path(out),
+            err.text,
+            path(err)
+        )
+    );
+    let lines = |from: u32, to: u32| (from..=to).map(|n| format!("{n}\n")).collect::<String>();
+    assert_eq!(std::fs::read_to_string(path(out)).unwrap(), lines(1, 5000));
+    assert_eq!(std::fs::read_to_string(path(err)).unwrap(), lines(5000, 9999));
+
+    let mut trapping = arguments("exec 2>/dev/null; trap 'exit 0' TERM; echo early; while :; do sleep 0.01; done");
+    trapping["timeoutMs"] = 300.into();
+    assert_eq!(text(&tool, &call, &trapping).await, "early\n[timed out after 300ms]");
 }

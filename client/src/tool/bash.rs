@@ -2,18 +2,21 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dsh_policy::error::ErrorCode;
 use dsh_policy::policy::PolicyRequest;
 use dsh_policy::request::{BashExecRequest, EnvMap};
 use dsh_policy::{BashRunResult, ByteString, SandboxMode};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::BashArguments;
 use super::environment::{CallContext, EnvironmentRegistry};
 use super::error::ToolError;
-use super::escalate::{self, Approver, EscalationRecord, Route};
+use super::escalate::{self, Approver, Audit, Escalation, EscalationRecord, Modes, Route};
 use super::render;
 use super::schema::Offer;
+use super::task::{TaskStarter, started_text};
+use crate::ClientError;
 use crate::connection::{Connection, Event};
 
 /// Keeps the record of escalations.
@@ -53,11 +56,16 @@ pub struct Call {
 }
 
 /// The canonical value of a call.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum BashValue {
     /// The command has ended.
     Foreground(Box<BashRunResult>),
+    /// The command is a task now.
+    Background {
+        /// Its name.
+        task_id: String,
+    },
 }
 
 /// A call that has a result.
@@ -70,10 +78,23 @@ pub struct Answer {
 }
 
 /// The tool on one connection.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct BashTool {
     connection: Connection,
     composition: Composition,
+    audit: Option<Arc<dyn Audit>>,
+    tasks: Option<Arc<dyn TaskStarter>>,
+    background_enabled: bool,
+}
+
+impl std::fmt::Debug for BashTool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BashTool")
+            .field("connection", &self.connection)
+            .field("composition", &self.composition)
+            .field("offer", &self.offer())
+            .finish_non_exhaustive()
+    }
 }
 
 impl BashTool {
@@ -83,14 +104,38 @@ impl BashTool {
         Self {
             connection,
             composition,
+            audit: None,
+            tasks: None,
+            background_enabled: true,
         }
+    }
+
+    /// With a record of escalations that lasts: an approval that it does not keep does not count.
+    #[must_use]
+    pub fn with_audit(mut self, audit: Arc<dyn Audit>) -> Self {
+        self.audit = Some(audit);
+        self
+    }
+
+    /// With background tasks.
+    #[must_use]
+    pub fn with_tasks(mut self, tasks: Arc<dyn TaskStarter>) -> Self {
+        self.tasks = Some(tasks);
+        self
+    }
+
+    /// `enableRunInBackground` of the deployment.
+    #[must_use]
+    pub fn enable_run_in_background(mut self, enabled: bool) -> Self {
+        self.background_enabled = enabled;
+        self
     }
 
     /// What the arguments may ask for.
     #[must_use]
     pub fn offer(&self) -> Offer {
         Offer {
-            background: false,
+            background: self.background_enabled && self.tasks.is_some(),
             escalation: self.composition.approver.is_some(),
         }
     }
@@ -103,32 +148,12 @@ impl BashTool {
         &self,
         call: &Call,
         arguments: &Value,
-        mut on_event: impl FnMut(&Event),
+        on_event: impl FnMut(&Event),
     ) -> Result<Answer, ToolError> {
-        let arguments = BashArguments::parse(arguments)?;
-        if arguments.background {
-            return Err(ToolError::BackgroundDisabled);
-        }
-        let mut request = self.request(call, &arguments)?;
-        if let Some(escalation) = &arguments.escalation {
-            let current = self.connection.resolve(request.clone()).await?.sandbox_policy.mode;
-            let route = Route {
-                approver: self.composition.approver.as_deref(),
-                agent: call.agent.as_deref(),
-                record: self.composition.record.as_ref(),
-            };
-            let granted = escalate::decide(&arguments.command, escalation, current, route).await?;
-            // The mode only: root and every other axis stay what they are.
-            request.sandbox_policy.get_or_insert_default().mode = Some(granted);
-        }
-        let mut running = self.connection.start(request).await?;
-        while let Some(event) = running.next_event().await {
-            on_event(&event);
-        }
-        Ok(self.answer(running.result().await?))
+        self.call_until(call, arguments, on_event, std::future::pending()).await
     }
 
-    /// The same until `aborted` is ready; then the command is ended.
+    /// The same until `aborted` is ready; then the command is ended, and this returns when nothing of it is left.
     ///
     /// # Errors
     /// [`ToolError::Aborted`] in that case, otherwise as for [`BashTool::call`].
@@ -139,11 +164,119 @@ impl BashTool {
         on_event: impl FnMut(&Event),
         aborted: impl Future<Output = ()>,
     ) -> Result<Answer, ToolError> {
-        tokio::select! {
+        let mut aborted = std::pin::pin!(aborted);
+        let arguments = BashArguments::parse(arguments)?;
+        let tasks = self.task_starter(&arguments)?;
+        let request = tokio::select! {
             biased;
-            () = aborted => Err(ToolError::Aborted),
-            answer = self.call(call, arguments, on_event) => answer,
+            () = &mut aborted => return Err(ToolError::Aborted),
+            request = self.prepare(call, &arguments, tasks) => request?,
+        };
+        if let Some(tasks) = tasks {
+            let task_id = tasks.start(request).await?;
+            return Ok(Answer {
+                text: started_text(&task_id),
+                value: BashValue::Background { task_id },
+            });
         }
+        let result = self.run(request.clone(), on_event, aborted).await?;
+        if result.aborted {
+            return Err(ToolError::Aborted);
+        }
+        Ok(self.answer(result, request, call).await)
+    }
+
+    /// Everything that comes before a command runs. It may take as long as a user takes to answer.
+    async fn prepare(
+        &self,
+        call: &Call,
+        arguments: &BashArguments,
+        tasks: Option<&dyn TaskStarter>,
+    ) -> Result<BashExecRequest, ToolError> {
+        if let Some(tasks) = tasks {
+            let preflight = tasks.preflight(call.context.session.as_deref()).await;
+            preflight.map_err(ToolError::BackgroundUnavailable)?;
+        }
+        let request = self.request(call, arguments)?;
+        match &arguments.escalation {
+            Some(escalation) => self.escalated(request, escalation, &arguments.command, call).await,
+            None => Ok(request),
+        }
+    }
+
+    /// `request` in the mode that is asked for, when it may have it. Root and every other axis stay what they are.
+    async fn escalated(
+        &self,
+        request: BashExecRequest,
+        escalation: &Escalation,
+        command: &str,
+        call: &Call,
+    ) -> Result<BashExecRequest, ToolError> {
+        let wider = in_mode(request.clone(), escalation.target);
+        let modes = Modes {
+            current: self.mode_of(request).await?,
+            reachable: self.mode_of(wider.clone()).await?,
+        };
+        let route = Route {
+            approver: self.composition.approver.as_deref(),
+            agent: call.agent.as_deref(),
+            session: call.context.session.as_deref(),
+            record: self.composition.record.as_ref(),
+            audit: self.audit.as_deref(),
+        };
+        escalate::decide(command, escalation, modes, route).await?;
+        Ok(wider)
+    }
+
+    /// The mode that a request would run in, after the defaults and bounds of the deployment.
+    async fn mode_of(&self, request: BashExecRequest) -> Result<SandboxMode, ClientError> {
+        Ok(self.connection.resolve(request).await?.sandbox_policy.mode)
+    }
+
+    /// Runs a command to its end, which `aborted` brings about early.
+    async fn run(
+        &self,
+        request: BashExecRequest,
+        mut on_event: impl FnMut(&Event),
+        mut aborted: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<BashRunResult, ToolError> {
+        let mut running = tokio::select! {
+            biased;
+            () = &mut aborted => return Err(ToolError::Aborted),
+            running = self.connection.start(request) => running?,
+        };
+        let mut is_aborted = false;
+        loop {
+            tokio::select! {
+                () = &mut aborted, if !is_aborted => {
+                    is_aborted = true;
+                    running.cancel();
+                }
+                event = running.next_event() => match event {
+                    Some(event) => on_event(&event),
+                    None => break,
+                },
+            }
+        }
+        match running.result().await {
+            Err(ClientError::Exec(error)) if error.code == ErrorCode::Cancelled => Err(ToolError::Aborted),
+            result => Ok(result?),
+        }
+    }
+
+    /// Who starts the call in the background; nobody when it waits for its end.
+    fn task_starter(&self, arguments: &BashArguments) -> Result<Option<&dyn TaskStarter>, ToolError> {
+        if !arguments.background {
+            return Ok(None);
+        }
+        if !self.background_enabled {
+            return Err(ToolError::BackgroundDisabled);
+        }
+        let missing = "no task runtime is composed; run the command in the foreground";
+        let tasks = self.tasks.as_deref();
+        tasks
+            .map(Some)
+            .ok_or_else(|| ToolError::BackgroundUnavailable(missing.into()))
     }
 
     fn request(&self, call: &Call, arguments: &BashArguments) -> Result<BashExecRequest, ToolError> {
@@ -161,6 +294,7 @@ impl BashTool {
             timeout_ms: arguments.timeout_ms,
             dsh_env: Some(managed),
             session: call.context.session.clone(),
+            background: arguments.background,
             sandbox_policy: Some(PolicyRequest {
                 mode: call.mode,
                 workspace_root: Some(call.workspace.as_path().into()),
@@ -170,11 +304,25 @@ impl BashTool {
         })
     }
 
-    fn answer(&self, result: BashRunResult) -> Answer {
-        let offered = self.offer().escalation && result.sandbox.mode < SandboxMode::DangerFullAccess;
+    async fn answer(&self, result: BashRunResult, request: BashExecRequest, call: &Call) -> Answer {
+        let offered = result.sandbox.denied == Some(true) && self.offers_more(request, result.sandbox.mode, call).await;
         Answer {
             text: render::render_result(&result, offered),
             value: BashValue::Foreground(Box::new(result)),
         }
     }
+
+    /// Whether asking for more than `mode` could succeed: there is somebody to ask, somebody to ask for, and the deployment has a wider mode.
+    async fn offers_more(&self, request: BashExecRequest, mode: SandboxMode, call: &Call) -> bool {
+        if self.composition.approver.is_none() || call.agent.is_none() {
+            return false;
+        }
+        let widest = self.mode_of(in_mode(request, SandboxMode::DangerFullAccess)).await;
+        widest.is_ok_and(|widest| widest.is_strictly_wider_than(mode))
+    }
+}
+
+fn in_mode(mut request: BashExecRequest, mode: SandboxMode) -> BashExecRequest {
+    request.sandbox_policy.get_or_insert_default().mode = Some(mode);
+    request
 }

@@ -66,6 +66,14 @@ pub enum ToolError {
     /// The user cannot be reached.
     #[error("sandbox escalation to \"{0}\" requires approval, but no approval channel is available")]
     NoChannel(SandboxMode),
+    /// The approval could not be written down, so it does not count.
+    #[error("sandbox escalation to \"{target}\" is not carried out: its audit record cannot be written ({reason})")]
+    Unaudited {
+        /// What was asked for.
+        target: SandboxMode,
+        /// Why not.
+        reason: String,
+    },
     /// The caller gave the call up.
     #[error("tool call aborted")]
     Aborted,

@@ -31,12 +31,7 @@ pub fn render_result(result: &BashRunResult, escalation_offered: bool) -> String
     if text.is_empty() {
         text.push_str(NO_OUTPUT);
     }
-    if result.sandbox.denied == Some(true) {
-        add_section(&mut text, &denied_marker(&result.sandbox));
-        if escalation_offered {
-            add_section(&mut text, ESCALATION);
-        }
-    }
+    add_sandbox(&mut text, &result.sandbox, escalation_offered);
     if result.timed_out {
         add_section(&mut text, &format!("[timed out after {}ms]", result.timeout_ms));
     }
@@ -67,8 +62,18 @@ fn add_stream(text: &mut String, heading: Option<&str>, stream: &StreamResult) {
     }
 }
 
+/// That something was refused, and how to ask for more.
+pub(super) fn add_sandbox(text: &mut String, sandbox: &SandboxReport, escalation_offered: bool) {
+    if sandbox.denied == Some(true) {
+        add_section(text, &denied_marker(sandbox));
+        if escalation_offered {
+            add_section(text, ESCALATION);
+        }
+    }
+}
+
 /// Goes on on a line of its own. Output that ends in a newline has that already.
-fn add_section(text: &mut String, section: &str) {
+pub(super) fn add_section(text: &mut String, section: &str) {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
