@@ -4,14 +4,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dsh_client::ClientError;
 use dsh_client::connection::{Connection, Event};
 use dsh_client::tool::bash::{Answer, BashTool, BashValue, Call, Composition};
-use dsh_client::tool::environment::{CallContext, EnvironmentRegistry};
+use dsh_client::tool::environment::{CallContext, Contributor, EnvironmentRegistry};
 use dsh_client::tool::error::ToolError;
 use dsh_client::tool::escalate::{Approval, ApprovalRequest, Approver, EscalationRecord, PendingApproval};
 use dsh_client::tool::session::Session;
-use dsh_policy::SandboxMode;
+use dsh_client::tool::task::{Pending, TaskStarter};
 use dsh_policy::result::StreamResult;
+use dsh_policy::{BashExecRequest, SandboxMode};
 use dsh_tests::process::{marked, unique_mark, wait_until};
 use dsh_tests::{World, users};
 use serde_json::{Value, json};
@@ -345,4 +347,136 @@ async fn both_streams_are_cut_at_their_own_ends_and_a_trapped_timeout_is_one() {
     let mut trapping = arguments("exec 2>/dev/null; trap 'exit 0' TERM; echo early; while :; do sleep 0.01; done");
     trapping["timeoutMs"] = 300.into();
     assert_eq!(text(&tool, &call, &trapping).await, "early\n[timed out after 300ms]");
+}
+
+/// Keeps what it is asked to start.
+struct Starter {
+    full: bool,
+    started: Mutex<Vec<BashExecRequest>>,
+}
+
+impl TaskStarter for Starter {
+    fn preflight<'a>(&'a self, _: Option<&'a str>) -> Pending<'a, Result<(), String>> {
+        let answer = if self.full {
+            Err("8 of 8 are running".to_owned())
+        } else {
+            Ok(())
+        };
+        Box::pin(std::future::ready(answer))
+    }
+
+    fn start(&self, request: BashExecRequest) -> Pending<'_, Result<String, ClientError>> {
+        self.started.lock().unwrap().push(request);
+        Box::pin(std::future::ready(Ok("bash-1".into())))
+    }
+}
+
+#[tokio::test]
+async fn a_task_is_started_after_everything_that_could_forbid_it() {
+    let world = World::new(users()[0]);
+    let call = call(world.workspace(), None);
+    let in_background = |mut arguments: Value| {
+        arguments["run_in_background"] = true.into();
+        arguments
+    };
+    let plain = in_background(arguments("true"));
+    let wider = in_background(escalating("true", "workspace-write"));
+    let rows = [
+        (
+            false,
+            Approval::Rejected,
+            &plain,
+            "started background task bash-1",
+            vec![None],
+        ),
+        (
+            false,
+            Approval::AllowedOnce,
+            &wider,
+            "started background task bash-1",
+            vec![Some(SandboxMode::WorkspaceWrite)],
+        ),
+        (
+            false,
+            Approval::Rejected,
+            &wider,
+            "Error: the user rejected escalating this command to \"workspace-write\"",
+            vec![],
+        ),
+        (
+            true,
+            Approval::AllowedOnce,
+            &wider,
+            "Error: background tasks unavailable: 8 of 8 are running",
+            vec![],
+        ),
+    ];
+    for (full, approval, arguments, expected, modes) in rows {
+        let starter = Arc::new(Starter {
+            full,
+            started: Mutex::default(),
+        });
+        let (tool, records) = tool(&world, Some(Says(Some(approval)))).await;
+        let tool = tool.with_tasks(starter.clone());
+        assert!(tool.offer().background);
+        assert_eq!(text(&tool, &call, arguments).await, expected);
+        let started = starter.started.lock().unwrap();
+        let seen: Vec<_> = started
+            .iter()
+            .map(|request| request.sandbox_policy.as_ref().unwrap().mode)
+            .collect();
+        assert_eq!(seen, modes);
+        assert!(started.iter().all(|request| request.background));
+        assert!(
+            !full || records.lock().unwrap().is_empty(),
+            "nobody is asked for what cannot be started"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_contributor_sets_its_variables_or_nothing_runs() {
+    let world = World::new(users()[0]);
+    let environment = EnvironmentRegistry::new(Some(&world.home()));
+    let contributor = |name: &str, key: &str, value: Result<&'static str, &'static str>| {
+        let owned = key.to_owned();
+        Contributor {
+            name: name.into(),
+            keys: vec![(key.into(), "A test's".into())],
+            resolve: Box::new(move |_| Ok([(owned.clone(), value?.to_owned())].into())),
+        }
+    };
+    let composition = Composition {
+        environment: environment.clone(),
+        approver: None,
+        record: Arc::new(|_| {}),
+    };
+    let tool = BashTool::new(Connection::connect(&world.socket()).await.unwrap(), composition);
+    let call = call(world.workspace(), Some(SandboxMode::WorkspaceWrite));
+    let command = arguments("touch made; echo $DSH_ONE.");
+    let one = environment.register(contributor("one", "DSH_ONE", Ok("1"))).unwrap();
+    assert_eq!(text(&tool, &call, &command).await, "1.\n");
+    drop(one);
+    assert_eq!(text(&tool, &call, &command).await, ".\n");
+    std::fs::remove_file(world.workspace().join("made")).unwrap();
+    for (value, message) in [
+        (Err("no disk"), "Error: environment contributor \"two\" failed: no disk"),
+        (
+            Ok("a\0b"),
+            "Error: environment contributor \"two\" returned a value with a NUL byte for DSH_ONE",
+        ),
+    ] {
+        let _two = environment.register(contributor("two", "DSH_ONE", value)).unwrap();
+        assert_eq!(text(&tool, &call, &command).await, message);
+    }
+    for key in ["DSH_", "DSH_A=B"] {
+        let error = environment.register(contributor("three", key, Ok("1"))).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "environment contributor \"three\" declares {key}, which is not DSH_ and then letters, digits or underscores"
+            )
+        );
+    }
+    assert!(!world.workspace().join("made").exists());
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dsh_policy::error::ErrorCode;
 use dsh_policy::policy::PolicyRequest;
-use dsh_policy::request::{BashExecRequest, EnvMap};
+use dsh_policy::request::BashExecRequest;
 use dsh_policy::{BashRunResult, ByteString, SandboxMode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -229,7 +229,9 @@ impl BashTool {
     }
 
     /// The mode that a request would run in, after the defaults and bounds of the deployment.
-    async fn mode_of(&self, request: BashExecRequest) -> Result<SandboxMode, ClientError> {
+    async fn mode_of(&self, mut request: BashExecRequest) -> Result<SandboxMode, ClientError> {
+        // Whoever starts the task says whether it can be one.
+        request.background = false;
         Ok(self.connection.resolve(request).await?.sandbox_policy.mode)
     }
 
@@ -280,13 +282,7 @@ impl BashTool {
     }
 
     fn request(&self, call: &Call, arguments: &BashArguments) -> Result<BashExecRequest, ToolError> {
-        let managed: EnvMap = self
-            .composition
-            .environment
-            .resolve(&call.context)?
-            .into_iter()
-            .map(|(key, value)| (ByteString::from(key.as_str()), ByteString::from(value.as_str())))
-            .collect();
+        let managed = self.composition.environment.resolve(&call.context)?;
         Ok(BashExecRequest {
             command: arguments.command.as_str().into(),
             description: Some(arguments.description.clone()),

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dsh_policy::ByteString;
+use dsh_policy::request::EnvMap;
+
 /// What a contributor may know about the call that it resolves its values for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallContext {
@@ -61,13 +64,39 @@ pub enum EnvironmentError {
         /// Who returned it.
         contributor: String,
     },
+    /// The key is no name of a variable.
+    #[error(
+        "environment contributor \"{contributor}\" declares {key}, which is not DSH_ and then letters, digits or underscores"
+    )]
+    Syntax {
+        /// The key.
+        key: String,
+        /// Who wants it.
+        contributor: String,
+    },
+    /// No environment can hold the value.
+    #[error("environment contributor \"{contributor}\" returned a value with a NUL byte for {key}")]
+    Value {
+        /// The key.
+        key: String,
+        /// Who returned it.
+        contributor: String,
+    },
+    /// It has no values for this call, though it should have.
+    #[error("environment contributor \"{contributor}\" failed: {reason}")]
+    Failed {
+        /// Who.
+        contributor: String,
+        /// Its own words.
+        reason: String,
+    },
     /// The name is in use.
     #[error("an environment contributor called \"{0}\" is registered already")]
     Name(String),
 }
 
-/// Gives values for one call.
-pub type Resolve = dyn Fn(&CallContext) -> BTreeMap<String, String> + Send + Sync;
+/// Gives values for one call, or says why it cannot; then the command does not run.
+pub type Resolve = dyn Fn(&CallContext) -> Result<BTreeMap<String, String>, String> + Send + Sync;
 
 /// Somebody who sets variables.
 pub struct Contributor {
@@ -155,6 +184,9 @@ impl EnvironmentRegistry {
             if !key.starts_with(PREFIX) {
                 return Err(EnvironmentError::Prefix { key, contributor });
             }
+            if !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') || key == PREFIX {
+                return Err(EnvironmentError::Syntax { key, contributor });
+            }
             if RESERVED.iter().any(|(reserved, _)| *reserved == key) {
                 return Err(EnvironmentError::Reserved { key, contributor });
             }
@@ -200,35 +232,48 @@ impl EnvironmentRegistry {
     /// The variables of one call.
     ///
     /// # Errors
-    /// A contributor that returns what it has not declared.
-    pub fn resolve(&self, context: &CallContext) -> Result<BTreeMap<String, String>, EnvironmentError> {
+    /// A contributor that fails, or returns what it has not declared. Then there are none: a command must not run with half of them.
+    pub fn resolve(&self, context: &CallContext) -> Result<EnvMap, EnvironmentError> {
         // The lock is not held while they run: one may look at the registry itself.
         let contributors: Vec<_> = locked(&self.contributors).clone();
         let mut variables = self.built_in(context);
         for contributor in contributors {
-            for (key, value) in (contributor.resolve)(context) {
+            let name = || contributor.name.clone();
+            let values = (contributor.resolve)(context).map_err(|reason| EnvironmentError::Failed {
+                contributor: name(),
+                reason,
+            })?;
+            for (key, value) in values {
+                let contributor_name = name();
                 if !contributor.keys.iter().any(|(declared, _)| *declared == key) {
-                    let contributor = contributor.name.clone();
-                    return Err(EnvironmentError::Undeclared { key, contributor });
+                    return Err(EnvironmentError::Undeclared {
+                        key,
+                        contributor: contributor_name,
+                    });
                 }
-                variables.insert(key, value);
+                if value.contains('\0') {
+                    return Err(EnvironmentError::Value {
+                        key,
+                        contributor: contributor_name,
+                    });
+                }
+                variables.insert(key.into(), value.into());
             }
         }
         Ok(variables)
     }
 
-    fn built_in(&self, context: &CallContext) -> BTreeMap<String, String> {
-        let text = |path: &Path| path.display().to_string();
+    fn built_in(&self, context: &CallContext) -> EnvMap {
         let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        let values = [
-            Some(text(&self.home)),
-            Some("1".to_owned()),
-            context.session.clone(),
-            context.session_log.as_ref().map(|log| text(&absolute(log))),
+        let values: [Option<ByteString>; 4] = [
+            Some(self.home.as_path().into()),
+            Some("1".into()),
+            context.session.as_deref().map(Into::into),
+            context.session_log.as_ref().map(|log| absolute(log).into()),
         ];
         let pairs = RESERVED.iter().zip(values);
         pairs
-            .filter_map(|((key, _), value)| Some(((*key).to_owned(), value?)))
+            .filter_map(|((key, _), value)| Some(((*key).into(), value?)))
             .collect()
     }
 }
@@ -237,6 +282,13 @@ impl EnvironmentRegistry {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    fn resolved(registry: &EnvironmentRegistry, call: &CallContext) -> BTreeMap<String, String> {
+        let all = registry.resolve(call).unwrap();
+        all.iter()
+            .map(|(key, value)| (key.display(), value.display()))
+            .collect()
+    }
 
     fn contributor(name: &str, declares: &[&str], returns: &[(&str, &str)]) -> Contributor {
         let values: BTreeMap<String, String> = returns
@@ -249,7 +301,7 @@ mod tests {
                 .iter()
                 .map(|key| ((*key).to_owned(), "text".to_owned()))
                 .collect(),
-            resolve: Box::new(move |_| values.clone()),
+            resolve: Box::new(move |_| Ok(values.clone())),
         }
     }
 
@@ -264,7 +316,7 @@ mod tests {
             taken.to_string(),
             "environment contributor \"two\" declares DSH_A, which \"one\" owns already"
         );
-        assert_eq!(registry.resolve(&CallContext::default()).unwrap()["DSH_A"], "1");
+        assert_eq!(resolved(&registry, &CallContext::default())["DSH_A"], "1");
         assert!(
             registry
                 .list()
@@ -272,7 +324,7 @@ mod tests {
                 .any(|key| key.key == "DSH_A" && key.owner == "one")
         );
         drop(first);
-        assert!(!registry.resolve(&CallContext::default()).unwrap().contains_key("DSH_A"));
+        assert!(!resolved(&registry, &CallContext::default()).contains_key("DSH_A"));
         let _second = registry.register(contributor("two", &["DSH_A"], &[])).unwrap();
     }
 
@@ -308,13 +360,13 @@ mod tests {
     #[test]
     fn built_in_values_are_there_when_the_call_has_them() {
         let registry = EnvironmentRegistry::new(Some(Path::new("/home/h")));
-        let none = registry.resolve(&CallContext::default()).unwrap();
+        let none = resolved(&registry, &CallContext::default());
         assert_eq!(none.keys().collect::<Vec<_>>(), ["DSH_HOME", "DSH_SHELL"]);
         let call = CallContext {
             session: Some("s1".into()),
             session_log: Some("/logs/s1.jsonl".into()),
         };
-        let all = registry.resolve(&call).unwrap();
+        let all = resolved(&registry, &call);
         assert_eq!(
             all.into_iter().collect::<Vec<_>>(),
             [
