@@ -20,6 +20,7 @@ use dsh_policy::error::{ErrorCode, ExecError};
 use dsh_policy::frame::{self, Decoder, FRAME_LIMIT, HELLO_LIMIT};
 use dsh_policy::plan::BUILD_ID;
 use dsh_policy::probe::ProbeReport;
+use dsh_policy::task::{Cursor, TaskInfo, TaskOutput, WaitFor};
 use dsh_policy::wire::{ClientMessage, DaemonStatus, Encoding, Hello, HelloReply, PROTOCOL, ServerMessage};
 use dsh_policy::{BashExecRequest, BashExecSpec, BashRunResult, codec};
 
@@ -295,6 +296,102 @@ impl Client {
         self.send(&ClientMessage::Config { id })?;
         self.answer(id, |message| match message {
             ServerMessage::Config { toml, path, .. } => Some((toml, path)),
+            _ => None,
+        })
+    }
+
+    /// Starts a command in the background; its `session` owns it.
+    ///
+    /// # Errors
+    /// [`ClientError::Exec`] when it is not started; then nothing is left of it.
+    pub fn start(&mut self, mut request: BashExecRequest) -> Result<TaskInfo, ClientError> {
+        crate::ambient::attach(&mut request, &self.greeting.environment);
+        request.background = true;
+        let id = self.new_id();
+        self.send(&ClientMessage::Start {
+            id,
+            request: Box::new(request),
+        })?;
+        self.answer(id, |message| match message {
+            ServerMessage::TaskStarted { task, .. } => Some(task),
+            _ => None,
+        })
+    }
+
+    /// What a task has written since `cursor` (without one: since the last such read), after waiting for what `wait` says.
+    ///
+    /// # Errors
+    /// [`ClientError::Exec`] when `session` has no such task.
+    pub fn task_output(
+        &mut self,
+        session: Option<&str>,
+        task: &str,
+        cursor: Option<Cursor>,
+        wait: WaitFor,
+        timeout_ms: Option<u64>,
+    ) -> Result<TaskOutput, ClientError> {
+        let id = self.new_id();
+        self.send(&ClientMessage::TaskRead {
+            id,
+            session: session.map(str::to_owned),
+            task: task.to_owned(),
+            cursor,
+            wait,
+            timeout_ms,
+        })?;
+        self.answer(id, |message| match message {
+            ServerMessage::TaskOutput { output, .. } => Some(*output),
+            _ => None,
+        })
+    }
+
+    /// The tasks of a session and those without one, oldest first.
+    ///
+    /// # Errors
+    /// When the daemon is lost.
+    pub fn tasks(&mut self, session: Option<&str>) -> Result<Vec<TaskInfo>, ClientError> {
+        let id = self.new_id();
+        let session = session.map(str::to_owned);
+        self.send(&ClientMessage::TaskList { id, session })?;
+        self.answer(id, |message| match message {
+            ServerMessage::Tasks { tasks, .. } => Some(tasks),
+            _ => None,
+        })
+    }
+
+    /// Asks for the end of a task. Gives the task as it was: terminal when it had ended already.
+    ///
+    /// # Errors
+    /// [`ClientError::Exec`] when `session` has no such task.
+    pub fn kill_task(
+        &mut self,
+        session: Option<&str>,
+        task: &str,
+        reason: Option<&str>,
+    ) -> Result<TaskInfo, ClientError> {
+        let id = self.new_id();
+        self.send(&ClientMessage::TaskKill {
+            id,
+            session: session.map(str::to_owned),
+            task: task.to_owned(),
+            reason: reason.map(str::to_owned),
+        })?;
+        self.answer(id, |message| match message {
+            ServerMessage::TaskKilled { task, .. } => Some(task),
+            _ => None,
+        })
+    }
+
+    /// Ends a session: all its tasks, and waits until nothing of them is left. Gives how many there were.
+    ///
+    /// # Errors
+    /// When the daemon is lost.
+    pub fn end_session(&mut self, session: &str) -> Result<u32, ClientError> {
+        let id = self.new_id();
+        let session = session.to_owned();
+        self.send(&ClientMessage::SessionEnd { id, session })?;
+        self.answer(id, |message| match message {
+            ServerMessage::SessionEnded { tasks, .. } => Some(tasks),
             _ => None,
         })
     }

@@ -77,6 +77,8 @@ pub struct Config {
     pub setup_deadline_ms: u64,
     pub max_denials: u32,
     pub max_concurrent: usize,
+    pub max_tasks: usize,
+    pub kept_tasks: usize,
     pub max_connections: usize,
     pub helpers: usize,
     pub environment_keep: Vec<String>,
@@ -117,6 +119,8 @@ impl Default for Config {
             setup_deadline_ms: 5_000,
             max_denials: deployment.max_denials,
             max_concurrent: 256,
+            max_tasks: 64,
+            kept_tasks: 100,
             max_connections: 1_024,
             helpers: 2,
             environment_keep: Vec::new(),
@@ -229,6 +233,7 @@ impl Config {
             ("maxTimeoutMs", self.max_timeout_ms),
             ("setupDeadlineMs", self.setup_deadline_ms),
             ("maxConcurrent", self.max_concurrent as u64),
+            ("maxTasks", self.max_tasks as u64),
             ("maxConnections", self.max_connections as u64),
         ];
         if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {

@@ -106,6 +106,11 @@ pub(crate) const KEYS: &[Key] = &[
         "maxConcurrent",
         "Commands that run at once; more wait their turn. Read at start.",
     ),
+    key("maxTasks", "Background tasks that run at once; one more is refused."),
+    key(
+        "keptTasks",
+        "Background tasks that have ended and can still be read; the oldest go first.",
+    ),
     key("maxConnections", "Clients that are connected at once."),
     key("helpers", "Helper processes that wait ready, to hide their start-up."),
     key(

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::control::{self, Handle, Stop};
 use crate::helper::lock;
 use crate::outbox::{self, Outbox};
-use crate::output::Events;
+use crate::output::{Events, Sink};
 use crate::run;
 use crate::scratch;
 use crate::state::{SERVER, State, shutting_down};
@@ -29,7 +29,9 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(2);
 const MAX_IN_FLIGHT: usize = 1_024;
 /// How often a connection whose input waits for room is looked at for having gone.
 const GONE_CHECK: Duration = Duration::from_millis(200);
-const CAPABILITIES: &[&str] = &["run", "stdin", "cancel", "resolve", "status", "probe", "config"];
+const CAPABILITIES: &[&str] = &[
+    "run", "stdin", "cancel", "resolve", "status", "probe", "config", "tasks",
+];
 
 /// Serves a client until it leaves or breaks the protocol. `refusal` is why it is not served at all.
 pub(crate) async fn serve(state: Arc<State>, mut stream: UnixStream, refusal: Option<ExecError>) {
@@ -213,7 +215,53 @@ impl Session {
                 let path = self.state.config_file();
                 self.answer(id, Ok(ServerMessage::Config { id, toml, path })).await;
             }
-            ClientMessage::Unknown => tracing::debug!("a message of a kind that this version does not know"),
+            ClientMessage::Start { id, request } => {
+                let started = self.state.tasks.start(&self.state, *request);
+                self.answer(id, started.map(|task| ServerMessage::TaskStarted { id, task }))
+                    .await;
+            }
+            message => self.take_about_tasks(message).await,
+        }
+    }
+
+    /// Messages about tasks that are there already.
+    async fn take_about_tasks(&mut self, message: ClientMessage) {
+        let state = Arc::clone(&self.state);
+        match message {
+            ClientMessage::TaskRead {
+                id,
+                session,
+                task,
+                cursor,
+                wait,
+                timeout_ms,
+            } => self.reply(id, async move {
+                let read = state.tasks.read(session.as_deref(), &task, cursor, wait, timeout_ms);
+                let output = Box::new(read.await?);
+                Ok(ServerMessage::TaskOutput { id, output })
+            }),
+            ClientMessage::TaskList { id, session } => {
+                let tasks = state.tasks.list(session.as_deref());
+                self.answer(id, Ok(ServerMessage::Tasks { id, tasks })).await;
+            }
+            ClientMessage::TaskKill {
+                id,
+                session,
+                task,
+                reason,
+            } => {
+                let killed = state.tasks.kill(session.as_deref(), &task, reason.as_deref());
+                self.answer(id, killed.map(|task| ServerMessage::TaskKilled { id, task }))
+                    .await;
+            }
+            ClientMessage::SessionEnd { id, session } => self.reply(id, async move {
+                let tasks = state.tasks.end_session(&session).await;
+                Ok(ServerMessage::SessionEnded { id, tasks })
+            }),
+            ClientMessage::Notices { id, session } => {
+                state.tasks.subscribe(self.outbox.clone(), id, session).await;
+            }
+            _ => tracing::debug!("a message of a kind that this version does not know"),
         }
     }
 
@@ -262,8 +310,9 @@ impl Session {
         }
         let (handle, control) = control::pair(request.stdin_open);
         lock(&self.requests).insert(id, handle);
+        let outbox = self.outbox.clone();
         let events = Events {
-            outbox: self.outbox.clone(),
+            sink: Sink::Client(outbox.clone()),
             id,
             stream,
         };
@@ -271,10 +320,13 @@ impl Session {
         self.tasks.spawn(async move {
             let session = request.session.clone();
             let begun = Instant::now();
-            let outcome = run::run(&state, request, events.clone(), control).await;
+            let outcome = match run::check_foreground(&request) {
+                Ok(()) => run::run(&state, request, events, control).await,
+                Err(error) => Err(error),
+            };
             log(&state, id, session.as_deref(), begun, &outcome);
             lock(&requests).remove(&id);
-            deliver(&events.outbox, id, outcome).await;
+            deliver(&outbox, id, outcome).await;
         });
     }
 

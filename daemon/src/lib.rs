@@ -12,6 +12,7 @@ pub mod config;
 mod config_text;
 mod connection;
 mod control;
+mod feed;
 mod helper;
 mod logging;
 mod notify;
@@ -30,6 +31,7 @@ mod state;
 mod stdin;
 mod supervise;
 mod tail;
+mod task;
 mod tmpdir;
 
 pub use cli::main;

@@ -57,6 +57,11 @@ pub(crate) fn channel(encoding: Encoding) -> (Outbox, Writer) {
 }
 
 impl Outbox {
+    /// Whether nobody can read from it any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.queue.is_closed()
+    }
+
     /// Queues a message that must not be lost; waits for room.
     pub(crate) async fn send(&self, message: &ServerMessage) -> Result<(), Closed> {
         let frame = match self.encoding.frame(message) {

@@ -10,6 +10,7 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
+use crate::feed::Feed;
 use crate::outbox::Outbox;
 use crate::scratch;
 use crate::spill::Spill;
@@ -18,12 +19,40 @@ use crate::tail::Tail;
 /// Where events of one request go.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
-    /// The connection's queue.
-    pub(crate) outbox: Outbox,
+    /// Where they go.
+    pub(crate) sink: Sink,
     /// The request.
     pub(crate) id: u64,
     /// Whether output is wanted as it comes.
     pub(crate) stream: bool,
+}
+
+/// Who hears of a command while it runs.
+#[derive(Clone, Debug)]
+pub(crate) enum Sink {
+    /// The client that waits for it.
+    Client(Outbox),
+    /// Nobody now: what a background task writes is kept for whoever reads it.
+    Task(Arc<Feed>),
+}
+
+impl Events {
+    /// Tells something that must not be lost; waits for a slow client.
+    pub(crate) async fn send(&self, message: &ServerMessage) {
+        match &self.sink {
+            // A client that is gone ends its requests by itself.
+            Sink::Client(outbox) => drop(outbox.send(message).await),
+            Sink::Task(feed) => feed.take(message),
+        }
+    }
+
+    /// Tells something that a reader who stands still may miss.
+    pub(crate) async fn offer(&self, message: &ServerMessage, standing_still: &mut bool) {
+        match &self.sink {
+            Sink::Client(outbox) => outbox.offer(message, standing_still).await,
+            Sink::Task(feed) => feed.take(message),
+        }
+    }
 }
 
 /// Bounds of one stream.
@@ -102,7 +131,7 @@ impl Collector {
                 offset,
                 data: ByteString(chunk),
             };
-            self.events.outbox.offer(&output, &mut self.standing_still).await;
+            self.events.offer(&output, &mut self.standing_still).await;
         }
     }
 

@@ -40,7 +40,6 @@ pub(crate) async fn run(
     events: Events,
     mut control: Control,
 ) -> Result<BashRunResult, ExecError> {
-    foreground_only(&request)?;
     let settings = state.settings();
 
     // 1. Until the plan is handed over nothing has run, and a reason to stop means that nothing will.
@@ -105,17 +104,17 @@ pub(crate) async fn run(
 
 /// What a request becomes, without running it.
 pub(crate) async fn resolve(state: &Arc<State>, request: &BashExecRequest) -> Result<BashExecSpec, ExecError> {
-    foreground_only(request)?;
     spec_of(state, &state.settings(), request).await
 }
 
-fn foreground_only(request: &BashExecRequest) -> Result<(), ExecError> {
+/// A command that a client waits for.
+pub(crate) fn check_foreground(request: &BashExecRequest) -> Result<(), ExecError> {
     if !request.background && request.lifetime.unwrap_or_default() == Lifetime::Foreground {
         return Ok(());
     }
     Err(ExecError::new(
         ErrorCode::InvalidRequest,
-        "background tasks unavailable: this daemon version runs foreground commands only",
+        "a background command is started with the message `start`, not `run`",
     ))
 }
 

@@ -43,6 +43,7 @@ pub(crate) async fn run(
     notify::send(Notice::Ready);
     loop {
         let idle_until = idle_exit.filter(|_| clients.is_empty()).map(|idle| idle_since + idle);
+        let busy = state.tasks.any_running();
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => admit(&state, stream, &mut clients),
@@ -53,7 +54,11 @@ pub(crate) async fn run(
                 let state = Arc::clone(&state);
                 tokio::task::spawn_blocking(move || state.clean_spill());
             }
-            () = sleep_until(idle_until.unwrap_or_else(Instant::now)), if idle_until.is_some() => {
+            // A task keeps the daemon; when it ends is looked at again after the time of an idle daemon.
+            () = sleep_until(idle_until.unwrap_or_else(Instant::now)), if idle_until.is_some() && busy => {
+                idle_since = Instant::now();
+            }
+            () = sleep_until(idle_until.unwrap_or_else(Instant::now)), if idle_until.is_some() && !busy => {
                 tracing::info!("leaving: nobody has been connected for a while");
                 address.give_up();
                 serve_late_comers(&listener, &state, &mut clients).await;
@@ -195,7 +200,9 @@ async fn leave(listener: UnixListener, state: &Arc<State>, mut clients: JoinSet<
     let deployment = &state.settings().deployment;
     let graces = Duration::from_millis(deployment.kill_grace_ms + deployment.drain_grace_ms);
     let drained = timeout(graces + DRAIN_SLACK, async {
-        while clients.join_next().await.is_some() {}
+        tokio::join!(state.tasks.end_all(), async {
+            while clients.join_next().await.is_some() {}
+        });
     });
     if drained.await.is_err() {
         tracing::error!(clients = clients.len(), "leaving although not everything has ended");

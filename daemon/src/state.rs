@@ -16,6 +16,7 @@ use crate::helper::{Helpers, lock};
 use crate::paths::Surroundings;
 use crate::probe::Probe;
 use crate::spill::{self, Retention};
+use crate::task::Tasks;
 use crate::tmpdir::Record;
 
 /// Name and version, for hellos and status.
@@ -60,6 +61,7 @@ pub(crate) struct State {
     pub(crate) helpers: Arc<Helpers>,
     pub(crate) probe: Probe,
     pub(crate) tmpdirs: Record,
+    pub(crate) tasks: Tasks,
     slots: Semaphore,
     waiting: AtomicUsize,
     /// True from the moment the daemon begins to leave.
@@ -112,6 +114,7 @@ impl State {
             helpers: parts.helpers,
             probe: Probe::new(),
             tmpdirs: parts.tmpdirs,
+            tasks: Tasks::default(),
             waiting: AtomicUsize::new(0),
             draining: watch::Sender::new(false),
             connections: AtomicU32::new(0),
@@ -163,6 +166,7 @@ impl State {
             pid: std::process::id(),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             running: self.running.load(Ordering::Relaxed),
+            tasks: u32::try_from(self.tasks.count()).unwrap_or(u32::MAX),
             connections: self.connections.load(Ordering::Relaxed),
             finished: self.finished.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),

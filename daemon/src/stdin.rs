@@ -64,8 +64,7 @@ async fn feed(writer: Sender, given: Option<ByteString>, input: Option<DuplexStr
                 id: events.id,
                 bytes: taken,
             };
-            // A client that is gone ends its requests by itself.
-            let _ = events.outbox.send(&message).await;
+            events.send(&message).await;
         }
     }
 }

@@ -3,7 +3,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use dsh_policy::ExecError;
-use dsh_policy::mode::SandboxMode;
+use dsh_policy::mode::{Lifetime, SandboxMode};
 use dsh_policy::plan::{FromHelper, Plan, Report, ToHelper};
 use dsh_policy::request::BashExecSpec;
 use dsh_policy::wire::ServerMessage;
@@ -171,7 +171,10 @@ async fn take(message: FromHelper, progress: &mut Progress, watch: &Watch<'_>) -
             unobserved,
         } if progress.start.is_none() => {
             let now = Instant::now();
-            progress.timeout = now + Duration::from_millis(watch.spec.timeout_ms);
+            // What runs in the background has no time limit.
+            if watch.spec.lifetime == Lifetime::Foreground {
+                progress.timeout = now + Duration::from_millis(watch.spec.timeout_ms);
+            }
             if progress.cause.is_none() {
                 // From here on only the command's own time limit bounds a helper that has nothing to say.
                 progress.stuck = progress.timeout + Duration::from_secs(86_400);
@@ -181,17 +184,13 @@ async fn take(message: FromHelper, progress: &mut Progress, watch: &Watch<'_>) -
             // A client that is gone shows itself as a reason to stop; one that does not read must not stop the clock.
             let _ = timeout(
                 TELL_DEADLINE,
-                watch.events.outbox.send(&ServerMessage::Started { id, pid, spec }),
+                watch.events.send(&ServerMessage::Started { id, pid, spec }),
             )
             .await;
             watch.gate.send_replace(true);
         }
         FromHelper::Denial(fact) => {
-            watch
-                .events
-                .outbox
-                .offer(&ServerMessage::Denial { id, fact }, &mut true)
-                .await;
+            watch.events.offer(&ServerMessage::Denial { id, fact }, &mut true).await;
         }
         FromHelper::ShellExited(_) => {
             progress.shell_exited = true;

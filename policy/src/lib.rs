@@ -27,6 +27,7 @@ mod secret_name;
 mod secret_setting;
 mod secret_value;
 mod shell_hook;
+pub mod task;
 pub mod wire;
 
 pub use bytes::ByteString;

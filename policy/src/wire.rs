@@ -12,6 +12,7 @@ use crate::mode::named_enum;
 use crate::probe::ProbeReport;
 use crate::request::{BashExecRequest, BashExecSpec};
 use crate::result::BashRunResult;
+use crate::task::{Cursor, TaskInfo, TaskOutput, WaitFor};
 
 /// A peer with another major version is refused; a newer minor one is tolerated.
 pub const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 1, minor: 0 };
@@ -152,6 +153,68 @@ pub enum ClientMessage {
         /// Name of this request.
         id: u64,
     },
+    /// Run a command in the background (`lifetime` `session`). Answer: `taskStarted` or `error`. It does not end with the connection.
+    Start {
+        /// Name of this request.
+        id: u64,
+        /// What to run; its `session` owns the task.
+        request: Box<BashExecRequest>,
+    },
+    /// What a task has written. Answer: `taskOutput` or `error`.
+    TaskRead {
+        /// Name of this request.
+        id: u64,
+        /// Who asks: only the owner gets an answer.
+        #[serde(default)]
+        session: Option<String>,
+        /// Which task.
+        task: String,
+        /// From here; without it from where the last such read ended.
+        #[serde(default)]
+        cursor: Option<Cursor>,
+        /// What to wait for first.
+        #[serde(default)]
+        wait: WaitFor,
+        /// How long, at most; 30 000 by default, 600 000 at most.
+        #[serde(default)]
+        timeout_ms: Option<u64>,
+    },
+    /// The tasks of a session, and those without one. Answer: `tasks`.
+    TaskList {
+        /// Name of this request.
+        id: u64,
+        /// Who asks.
+        #[serde(default)]
+        session: Option<String>,
+    },
+    /// End a task. Answer: `taskKilled`, at once, or `error`.
+    TaskKill {
+        /// Name of this request.
+        id: u64,
+        /// Who asks.
+        #[serde(default)]
+        session: Option<String>,
+        /// Which task.
+        task: String,
+        /// For the log.
+        #[serde(default)]
+        reason: Option<String>,
+    },
+    /// End a session: all its tasks, whose output is gone then. Answer: `sessionEnded`, when nothing of them is left.
+    SessionEnd {
+        /// Name of this request.
+        id: u64,
+        /// Which session.
+        session: String,
+    },
+    /// Be told of tasks of a session that end. Answers: `notice`, one for each, until the connection closes.
+    Notices {
+        /// Name of this request.
+        id: u64,
+        /// Which session; none is the tasks without one.
+        #[serde(default)]
+        session: Option<String>,
+    },
     /// A kind that this version does not know; ignored.
     #[serde(other)]
     Unknown,
@@ -240,6 +303,48 @@ pub enum ServerMessage {
         /// Bytes since the start of the request.
         bytes: u64,
     },
+    /// Answer of `start`: the task is registered and its command runs, or waits for its turn.
+    TaskStarted {
+        /// Which request.
+        id: u64,
+        /// The task.
+        task: TaskInfo,
+    },
+    /// Answer of `taskRead`.
+    TaskOutput {
+        /// Which request.
+        id: u64,
+        /// What was written.
+        output: Box<TaskOutput>,
+    },
+    /// Answer of `taskList`.
+    Tasks {
+        /// Which request.
+        id: u64,
+        /// Oldest first.
+        tasks: Vec<TaskInfo>,
+    },
+    /// Answer of `taskKill`.
+    TaskKilled {
+        /// Which request.
+        id: u64,
+        /// The task; still running, unless it had ended before.
+        task: TaskInfo,
+    },
+    /// Answer of `sessionEnd`.
+    SessionEnded {
+        /// Which request.
+        id: u64,
+        /// How many tasks it had.
+        tasks: u32,
+    },
+    /// A task has ended, and nobody has been told of it before.
+    Notice {
+        /// Which request.
+        id: u64,
+        /// The task.
+        task: TaskInfo,
+    },
     /// A kind that this version does not know; ignored.
     #[serde(other)]
     Unknown,
@@ -265,8 +370,11 @@ pub struct DaemonStatus {
     pub pid: u32,
     /// Milliseconds since it started.
     pub uptime_ms: u64,
-    /// Requests running now.
+    /// Requests running now, background tasks among them.
     pub running: u32,
+    /// Background tasks that are known: running, or ended and still readable.
+    #[serde(default)]
+    pub tasks: u32,
     /// Connections open now.
     pub connections: u32,
     /// Requests finished since the start.

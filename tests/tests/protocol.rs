@@ -381,7 +381,7 @@ fn thousands_of_frames_and_connections_are_served_or_refused_in_words() {
 }
 
 #[test]
-fn background_work_is_refused_in_words_until_it_exists() {
+fn background_work_is_started_and_not_run() {
     let world = own_world();
     let mut peer = Peer::hello(&world.socket(), Encoding::Json);
     let mut asked = request("echo x");
@@ -393,7 +393,10 @@ fn background_work_is_refused_in_words_until_it_exists() {
     });
     match peer.last_answer(1) {
         ServerMessage::Error { error, .. } => {
-            assert!(error.message.starts_with("background tasks unavailable: "), "{error}")
+            assert_eq!(
+                error.message,
+                "a background command is started with the message `start`, not `run`"
+            )
         }
         other => panic!("{other:?}"),
     }

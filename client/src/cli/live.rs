@@ -46,6 +46,15 @@ impl Input {
         }
         Ok(Self(file.into()))
     }
+
+    /// Everything at once, for a command that nobody stays to feed.
+    pub(super) fn read_whole(self) -> Result<ByteString, ClientError> {
+        use std::io::Read as _;
+        let mut data = Vec::new();
+        let read = File::from(self.0).read_to_end(&mut data);
+        read.map_err(|error| ClientError::Local(format!("cannot read standard input: {error}")))?;
+        Ok(ByteString(data))
+    }
 }
 
 /// Bytes of a stream that were never shown because they came too fast.

@@ -8,6 +8,7 @@ mod print;
 mod run;
 mod service;
 mod status;
+mod tasks;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -68,7 +69,11 @@ impl DaemonArguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a command
-    Run(Box<run::RunArgs>),
+    Run(Box<run::RunCommand>),
+    /// Run a command in the background
+    Start(Box<tasks::StartArgs>),
+    /// List, read, wait for and end background commands
+    Tasks(tasks::TasksArgs),
     /// Say how the daemon is
     Status(status::StatusArgs),
     /// Say what this host can enforce, what is missing and how to get it
@@ -89,7 +94,9 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let endpoint = arguments.daemon.endpoint();
     let outcome = match &arguments.command {
-        Command::Run(args) => run::run(args, &endpoint),
+        Command::Run(command) => run::run(&command.args, &endpoint),
+        Command::Start(args) => tasks::start(args, &endpoint),
+        Command::Tasks(args) => tasks::run(args, &endpoint),
         Command::Status(args) => status::run(args, &endpoint),
         Command::Doctor(args) => doctor::run(args, &endpoint),
         Command::Config(args) => config::run(args, &endpoint),

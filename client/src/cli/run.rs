@@ -20,7 +20,7 @@ use crate::error::ClientError;
 use crate::{start, tool};
 
 /// Exit code after the time limit, as timeout(1) has it.
-const TIMED_OUT: u8 = 124;
+pub(super) const TIMED_OUT: u8 = 124;
 /// Added to a signal's number.
 const SIGNALLED: u8 = 128;
 
@@ -35,6 +35,13 @@ Examples:
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
+pub(crate) struct RunCommand {
+    #[command(flatten)]
+    pub(super) args: RunArgs,
+}
+
+/// What `run` and `start` have in common.
+#[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
     /// How wide file effects may be: read-only, workspace-write, danger-full-access [default: the daemon's]
     #[arg(long)]
@@ -154,6 +161,36 @@ pub(crate) fn run(args: &RunArgs, endpoint: &Endpoint) -> Result<u8, ClientError
     Ok(exit_code(result))
 }
 
+impl RunArgs {
+    /// The request of a command that nobody waits for. What is only about waiting for it is refused.
+    pub(super) fn background_request(&self) -> Result<BashExecRequest, ClientError> {
+        let only_run = [
+            (self.render, "--render"),
+            (self.explain, "--explain"),
+            (
+                self.timeout_ms.is_some(),
+                "--timeout-ms (a background command has no time limit)",
+            ),
+        ];
+        if let Some((_, flag)) = only_run.iter().find(|(given, _)| *given) {
+            return Err(ClientError::Local(format!(
+                "{flag} is for `dsh-exec run`, not for `start`"
+            )));
+        }
+        let mut request = request(self)?;
+        if let Some(path) = &self.stdin {
+            request.stdin = Some(live::Input::open(path)?.read_whole()?);
+            request.stdin_open = false;
+        }
+        Ok(request)
+    }
+
+    /// Whether the answer is to be JSON.
+    pub(super) fn json(&self) -> bool {
+        self.json
+    }
+}
+
 fn explain(client: &mut Client, mut request: BashExecRequest) -> Result<u8, ClientError> {
     crate::ambient::attach(&mut request, &client.greeting().environment);
     let spec = client.resolve(request)?;
@@ -260,7 +297,7 @@ fn report(result: &BashRunResult, missed: &[live::Missed]) {
 }
 
 /// The exit code that stands for a result.
-fn exit_code(result: &BashRunResult) -> u8 {
+pub(super) fn exit_code(result: &BashRunResult) -> u8 {
     if result.timed_out {
         return TIMED_OUT;
     }

@@ -100,6 +100,7 @@ mod tests {
             pid: 41,
             uptime_ms: 61_000,
             running: 3,
+            tasks: 0,
             connections: 4,
             finished: 5,
             failed: 6,

@@ -204,13 +204,19 @@ fn address(message: &ServerMessage) -> Option<(u64, bool)> {
         ServerMessage::Started { id, .. }
         | ServerMessage::Output { id, .. }
         | ServerMessage::Denial { id, .. }
-        | ServerMessage::InputTaken { id, .. } => Some((*id, false)),
+        | ServerMessage::InputTaken { id, .. }
+        | ServerMessage::Notice { id, .. } => Some((*id, false)),
         ServerMessage::Finished { id, .. }
         | ServerMessage::Error { id: Some(id), .. }
         | ServerMessage::Resolved { id, .. }
         | ServerMessage::Status { id, .. }
         | ServerMessage::Probe { id, .. }
-        | ServerMessage::Config { id, .. } => Some((*id, true)),
+        | ServerMessage::Config { id, .. }
+        | ServerMessage::TaskStarted { id, .. }
+        | ServerMessage::TaskOutput { id, .. }
+        | ServerMessage::Tasks { id, .. }
+        | ServerMessage::TaskKilled { id, .. }
+        | ServerMessage::SessionEnded { id, .. } => Some((*id, true)),
         ServerMessage::Error { id: None, .. } | ServerMessage::Unknown => None,
     }
 }

@@ -9,6 +9,7 @@ use dsh_policy::plan::{Confinement, ExitStatus, Failure, FromHelper, Plan, Repor
 use dsh_policy::probe::{ProbeReport, TierReport};
 use dsh_policy::request::EnvMap;
 use dsh_policy::result::{ConfinedReport, EnvironmentReport, SandboxReport, StreamResult, Unenforced, Usage};
+use dsh_policy::task::{Cursor, TaskInfo, TaskOutput, TaskStatus, WaitFor};
 use dsh_policy::wire::{ClientMessage, DaemonStatus, ServerMessage, StreamName};
 use dsh_policy::{BashExecRequest, BashExecSpec, BashRunResult, DenialFact, ExecError, PolicyRequest, SandboxPolicy};
 use proptest::collection::{btree_map, vec};
@@ -190,10 +191,77 @@ prop_compose! {
 prop_compose! {
     fn status()(
         server in text(), pid in any::<u32>(), uptime_ms in any::<u64>(), running in any::<u32>(), connections in any::<u32>(),
-        finished in any::<u64>(), failed in any::<u64>(), socket in bytes(), tier in of(one(Tier::ALL)), draining in any::<bool>(),
+        finished in any::<u64>(), failed in any::<u64>(), socket in bytes(), tier in of(one(Tier::ALL)), rest in any::<(u32, bool)>(),
     ) -> DaemonStatus {
-        DaemonStatus { server, pid, uptime_ms, running, connections, finished, failed, socket, tier, draining }
+        let (tasks, draining) = rest;
+        DaemonStatus { server, pid, uptime_ms, running, tasks, connections, finished, failed, socket, tier, draining }
     }
+}
+
+fn task_status() -> impl Strategy<Value = TaskStatus> {
+    prop_oneof![
+        Just(TaskStatus::Running),
+        any::<i32>().prop_map(|exit_code| TaskStatus::Completed { exit_code }),
+        of(text()).prop_map(|signal| TaskStatus::Killed { signal }),
+        text().prop_map(|reason| TaskStatus::Failed { reason }),
+    ]
+}
+
+prop_compose! {
+    fn task()(task in text(), kind in text(), label in text(), session in of(text()), status in task_status()) -> TaskInfo {
+        TaskInfo { task, kind, label, session, status }
+    }
+}
+
+prop_compose! {
+    fn task_output()(
+        info in task(), stdout in bytes(), stderr in bytes(), next in cursor(), flags in any::<[bool; 2]>(), spill_paths in many(),
+        result in of(result().boxed()),
+    ) -> TaskOutput {
+        let [lossy, runner_failed] = flags;
+        TaskOutput { info, stdout, stderr, next, lossy, spill_paths, runner_failed, result: result.map(Box::new) }
+    }
+}
+
+fn cursor() -> impl Strategy<Value = Cursor> {
+    any::<(u64, u64)>().prop_map(|(stdout, stderr)| Cursor { stdout, stderr })
+}
+
+fn about_tasks() -> impl Strategy<Value = ClientMessage> {
+    let (id, session) = (any::<u64>, || of(text()));
+    prop_oneof![
+        (id(), request().boxed()).prop_map(|(id, request)| ClientMessage::Start {
+            id,
+            request: Box::new(request)
+        }),
+        (
+            id(),
+            session(),
+            text(),
+            of(cursor()),
+            one(WaitFor::ALL),
+            any::<Option<u64>>()
+        )
+            .prop_map(
+                |(id, session, task, cursor, wait, timeout_ms)| ClientMessage::TaskRead {
+                    id,
+                    session,
+                    task,
+                    cursor,
+                    wait,
+                    timeout_ms,
+                }
+            ),
+        (id(), session()).prop_map(|(id, session)| ClientMessage::TaskList { id, session }),
+        (id(), session(), text(), of(text())).prop_map(|(id, session, task, reason)| ClientMessage::TaskKill {
+            id,
+            session,
+            task,
+            reason,
+        }),
+        (id(), text()).prop_map(|(id, session)| ClientMessage::SessionEnd { id, session }),
+        (id(), session()).prop_map(|(id, session)| ClientMessage::Notices { id, session }),
+    ]
 }
 
 pub(crate) fn client_message() -> impl Strategy<Value = ClientMessage> {
@@ -213,6 +281,7 @@ pub(crate) fn client_message() -> impl Strategy<Value = ClientMessage> {
         id().prop_map(|id| ClientMessage::Status { id }),
         id().prop_map(|id| ClientMessage::Probe { id }),
         id().prop_map(|id| ClientMessage::Config { id }),
+        about_tasks().boxed(),
     ]
 }
 
@@ -254,6 +323,16 @@ pub(crate) fn server_message() -> impl Strategy<Value = ServerMessage> {
             report: Box::new(report)
         }),
         (id(), text(), bytes()).prop_map(|(id, toml, path)| ServerMessage::Config { id, toml, path }),
+        any::<(u64, u64)>().prop_map(|(id, bytes)| ServerMessage::InputTaken { id, bytes }),
+        (id(), task().boxed()).prop_map(|(id, task)| ServerMessage::TaskStarted { id, task }),
+        (id(), task_output().boxed()).prop_map(|(id, output)| ServerMessage::TaskOutput {
+            id,
+            output: Box::new(output)
+        }),
+        (id(), vec(task().boxed(), 0..3)).prop_map(|(id, tasks)| ServerMessage::Tasks { id, tasks }),
+        (id(), task().boxed()).prop_map(|(id, task)| ServerMessage::TaskKilled { id, task }),
+        any::<(u64, u32)>().prop_map(|(id, tasks)| ServerMessage::SessionEnded { id, tasks }),
+        (id(), task().boxed()).prop_map(|(id, task)| ServerMessage::Notice { id, task }),
     ]
 }
 
