@@ -25,6 +25,7 @@
 //! # }
 //! ```
 mod driver;
+mod tasks;
 
 use std::path::Path;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! The `bash` tool as an MCP server: whatever speaks the Model Context Protocol runs its commands here.
+//! The `bash` tool and the tools for its background tasks as an MCP server: whatever speaks the Model Context Protocol runs its commands here.
 //!
 //! Roots of the client become the workspace, a progress token hears of the output, a cancelled request ends its command, and a wider mode is asked of the user
 //! through elicitation. Clients that cannot be asked (or speak a version that forbids it) get the error that says so.
@@ -24,7 +24,9 @@ use crate::tool::bash::{Answer, BashTool, Call, Composition};
 use crate::tool::environment::{CallContext, EnvironmentRegistry};
 use crate::tool::error::ToolError;
 use crate::tool::escalate::{Approval, ApprovalRequest, Approver, PendingApproval};
+use crate::tool::prompt;
 use crate::tool::schema::{self, Offer};
+use crate::tool::task_tools::{self, Caller};
 
 const TOOL: &str = "bash";
 const DESCRIPTION: &str = "Runs a shell command with `bash -c`, confined: writes outside of what the mode permits are refused, and each refusal is listed in the result as a fact.";
@@ -49,8 +51,11 @@ pub struct Settings {
 /// # Errors
 /// [`ClientError::Protocol`] when the peer is no MCP client.
 pub async fn serve(settings: Settings) -> Result<(), ClientError> {
+    let session = format!("mcp-{}-{}", std::process::id(), since_epoch().as_nanos());
+    let endpoint = settings.endpoint.clone();
     let server = Server {
         settings,
+        session: session.clone(),
         root: Arc::default(),
         environment: EnvironmentRegistry::new(None),
     };
@@ -60,11 +65,20 @@ pub async fn serve(settings: Settings) -> Result<(), ClientError> {
         .await
         .map_err(|error| failed(&error))?;
     running.waiting().await.map_err(|error| failed(&error))?;
+    // The client has left, and with it whoever could ask for its tasks.
+    Connection::open(endpoint).await?.end_session(&session).await?;
     Ok(())
+}
+
+fn since_epoch() -> Duration {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default()
 }
 
 struct Server {
     settings: Settings,
+    /// Owns the tasks of this client.
+    session: String,
     /// The client's first root, once it was asked for.
     root: Arc<Mutex<Option<PathBuf>>>,
     environment: EnvironmentRegistry,
@@ -74,7 +88,7 @@ impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
         let mut info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build());
         info.server_info = Implementation::new("dsh-exec", env!("CARGO_PKG_VERSION"));
-        info.instructions = Some(schema::PROMPT.to_owned());
+        info.instructions = Some(format!("{} {}", schema::PROMPT, prompt::TASKS));
         info
     }
 
@@ -84,12 +98,19 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let offer = Offer {
-            background: false,
+            background: true,
             escalation: can_ask(&context.peer),
         };
-        let tool = Tool::new(TOOL, DESCRIPTION, object(schema::bash_arguments(offer)));
+        let bash = Tool::new(TOOL, DESCRIPTION, object(schema::bash_arguments(offer)));
         Ok(ListToolsResult::with_all_items(vec![
-            tool.with_raw_output_schema(Arc::new(object(schema::bash_value()))),
+            bash.with_raw_output_schema(Arc::new(object(schema::bash_value()))),
+            Tool::new(
+                "task_output",
+                "Reads what a background task has written since the last read, and how it is.",
+                object(schema::task_output()),
+            ),
+            Tool::new("task_list", "Lists the background tasks.", object(schema::task_list())),
+            Tool::new("task_kill", "Ends a background task.", object(schema::task_kill())),
         ]))
     }
 
@@ -98,19 +119,20 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        if request.name != TOOL {
-            let text = format!("there is no tool called {}; the only one is {TOOL}", request.name);
-            return Err(ErrorData::invalid_params(text, None));
-        }
         let arguments = request.arguments.map_or(Value::Null, Value::Object);
-        let result = match self.run(&arguments, &context).await {
-            Ok(answer) => {
+        let result = if request.name == TOOL {
+            self.run(&arguments, &context).await.map(|answer| {
                 let mut result = CallToolResult::success(vec![ContentBlock::text(answer.text)]);
                 result.structured_content = serde_json::to_value(&answer.value).ok();
                 result
-            }
-            Err(error) => CallToolResult::error(vec![ContentBlock::text(error.text())]),
+            })
+        } else {
+            let done = self.about_tasks(&request.name, &arguments, &context).await;
+            let done = done
+                .ok_or_else(|| ErrorData::invalid_params(format!("there is no tool called {}", request.name), None))?;
+            done.map(|text| CallToolResult::success(vec![ContentBlock::text(text)]))
         };
+        let result = result.unwrap_or_else(|error| CallToolResult::error(vec![ContentBlock::text(error.text())]));
         Ok(result.into())
     }
 
@@ -120,12 +142,35 @@ impl ServerHandler for Server {
 }
 
 impl Server {
+    async fn about_tasks(
+        &self,
+        name: &str,
+        arguments: &Value,
+        context: &RequestContext<RoleServer>,
+    ) -> Option<Result<String, ToolError>> {
+        let connection = match Connection::open(self.settings.endpoint.clone()).await {
+            Ok(connection) => connection,
+            Err(error) => return Some(Err(error.into())),
+        };
+        let caller = Caller {
+            session: Some(&self.session),
+            escalation_offered: can_ask(&context.peer),
+        };
+        tokio::select! {
+            () = context.ct.cancelled() => Some(Err(ToolError::Aborted)),
+            done = task_tools::call(&connection, name, arguments, caller) => done,
+        }
+    }
+
     async fn run(&self, arguments: &Value, context: &RequestContext<RoleServer>) -> Result<Answer, ToolError> {
         let call = Call {
             workspace: self.workspace(&context.peer).await?,
             mode: self.settings.mode,
             agent: Some("mcp".to_owned()),
-            context: CallContext::default(),
+            context: CallContext {
+                session: Some(self.session.clone()),
+                session_log: None,
+            },
         };
         let peer = context.peer.clone();
         let approver = can_ask(&peer).then(|| Arc::new(Elicitation(peer)) as Arc<dyn Approver>);
@@ -136,7 +181,8 @@ impl Server {
         };
         // A connection of its own for each call: the daemon may have left since the last one.
         let connection = Connection::open(self.settings.endpoint.clone()).await?;
-        let tool = BashTool::new(connection, composition);
+        let tasks = Arc::new(connection.clone());
+        let tool = BashTool::new(connection, composition).with_tasks(tasks);
         let (bytes, seen) = watch::channel(0u64);
         let on_event = |event: &Event| {
             if let Event::Output { data, .. } = event {

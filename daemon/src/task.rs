@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dsh_policy::mode::SandboxMode;
 use dsh_policy::task::{Cursor, TaskInfo, TaskOutput, TaskStatus, WaitFor};
 use dsh_policy::wire::ServerMessage;
 use dsh_policy::{BashExecRequest, BashRunResult, ErrorCode, ExecError};
@@ -32,6 +33,7 @@ pub(crate) struct Task {
     number: u64,
     label: String,
     session: Option<String>,
+    mode: SandboxMode,
     feed: Arc<Feed>,
     handle: Handle,
     /// Set once, at the end.
@@ -138,6 +140,7 @@ impl Task {
             next: delta.next,
             lossy: delta.lossy,
             spill_paths: spilled.filter_map(|stream| stream.spill_path.clone()).collect(),
+            mode: self.mode,
             runner_failed: failed.is_some_and(|error| error.code == ErrorCode::SandboxUnavailable),
             result: result.map(|result| Box::new(result.clone())),
         }
@@ -193,11 +196,13 @@ impl Tasks {
         }
         let gone = inner.make_room(kept);
         let (handle, control) = control::pair(false);
+        let asked = request.sandbox_policy.as_ref().and_then(|policy| policy.mode);
         inner.last += 1;
         let task = Arc::new(Task {
             number: inner.last,
             label: label(&request),
             session: request.session.clone(),
+            mode: asked.unwrap_or(settings.config.mode),
             feed: Arc::new(Feed::new()),
             handle,
             outcome: watch::Sender::new(None),
@@ -238,7 +243,7 @@ impl Tasks {
         tracing::info!(
             task = task.id(),
             session = task.session,
-            status = task.info().status.describe(),
+            status = %task.info().status,
             "task ended"
         );
         // A read that was waiting for this tells its owner itself; give it the turn.

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::ByteString;
 use crate::codec::{Decode, Encode};
-use crate::mode::named_enum;
+use crate::mode::{SandboxMode, named_enum};
 use crate::result::BashRunResult;
 
 /// How a task is.
@@ -36,16 +36,17 @@ impl TaskStatus {
     pub fn is_terminal(&self) -> bool {
         !matches!(self, Self::Running)
     }
+}
 
-    /// `running`, `completed, exit code: 4`, `killed, signal: SIGTERM`, `killed, killed before exit`, `failed, <what>`.
-    #[must_use]
-    pub fn describe(&self) -> String {
+/// `running`, `completed, exit code: 4`, `killed, signal: SIGTERM`, `killed, killed before exit`, `failed, <what>`.
+impl std::fmt::Display for TaskStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Running => "running".to_owned(),
-            Self::Completed { exit_code } => format!("completed, exit code: {exit_code}"),
-            Self::Killed { signal: Some(signal) } => format!("killed, signal: {signal}"),
-            Self::Killed { signal: None } => "killed, killed before exit".to_owned(),
-            Self::Failed { reason } => format!("failed, {reason}"),
+            Self::Running => f.write_str("running"),
+            Self::Completed { exit_code } => write!(f, "completed, exit code: {exit_code}"),
+            Self::Killed { signal: Some(signal) } => write!(f, "killed, signal: {signal}"),
+            Self::Killed { signal: None } => f.write_str("killed, killed before exit"),
+            Self::Failed { reason } => write!(f, "failed, {reason}"),
         }
     }
 }
@@ -107,6 +108,8 @@ pub struct TaskOutput {
     /// The files that have the whole streams, once the task has ended and when something left the memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spill_paths: Vec<ByteString>,
+    /// The mode that was asked for, or the deployment's; the result has the one that was applied.
+    pub mode: SandboxMode,
     /// The helper failed before the command ran.
     #[serde(default)]
     pub runner_failed: bool,
@@ -134,7 +137,7 @@ mod tests {
             (TaskStatus::Failed { reason: "x".into() }, "failed, x"),
         ];
         for (status, words) in rows {
-            assert_eq!(status.describe(), words);
+            assert_eq!(status.to_string(), words);
             assert_eq!(status.is_terminal(), words != "running");
         }
     }

@@ -29,7 +29,7 @@ async def main(program, socket, workspace):
         hello = await session.initialize()
         print("connected to", hello.serverInfo.name)
         tools = (await session.list_tools()).tools
-        assert [tool.name for tool in tools] == ["bash"], tools
+        assert [tool.name for tool in tools] == ["bash", "task_output", "task_list", "task_kill"], tools
         assert "sandbox_permissions" in tools[0].inputSchema["properties"]
 
         async def bash(command, **more):
@@ -55,6 +55,22 @@ async def main(program, socket, workspace):
         assert questions == ["escalate sandbox to workspace-write: the result has to be kept\n\necho data > made"], questions
         with open(os.path.join(workspace, "made")) as made:
             assert made.read() == "data\n"
+
+        text, _ = await bash("echo listening; sleep 1000", run_in_background=True)
+        assert text == "started background task bash-1"
+
+        async def about_task(tool, **arguments):
+            result = await session.call_tool(tool, arguments)
+            text = result.content[0].text
+            print("%s %s\n%s" % (tool, arguments, text))
+            return text
+
+        while (text := await about_task("task_output", task_id="bash-1")).startswith("(no new output)"):
+            await asyncio.sleep(0.1)
+        assert text == "listening\n[status: running]", text
+        assert await about_task("task_kill", task_id="bash-1", reason="seen enough") == "requested cancellation of task bash-1"
+        text = await about_task("task_output", task_id="bash-1", wait=True)
+        assert text == "(no new output)\n[status: killed, signal: SIGTERM]", text
 
         text, result = await bash("")
         assert result.isError and text == "Error: invalid command: expected a non-empty string"

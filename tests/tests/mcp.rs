@@ -93,6 +93,15 @@ impl Client {
     }
 }
 
+impl Client {
+    /// As a client that is closed does: the end of its input.
+    fn leave(mut self) {
+        let (input, _) = std::io::pipe().map(|(_, writer)| (writer, ())).unwrap();
+        self.input = ChildStdin::from(std::os::fd::OwnedFd::from(input));
+        assert!(self.server.wait().unwrap().success());
+    }
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
         let _ = self.server.kill();
@@ -114,10 +123,13 @@ fn the_tool_is_listed_and_runs_with_text_and_value() {
     let mut client = Client::start(&world, &[], &json!({}));
     let tools = client.ask("tools/list", &json!({}));
     let tool = &tools["result"]["tools"][0];
-    assert_eq!(
-        (tools["result"]["tools"].as_array().unwrap().len(), &tool["name"]),
-        (1, &json!("bash"))
-    );
+    let names: Vec<&str> = tools["result"]["tools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| tool["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["bash", "task_output", "task_list", "task_kill"]);
     assert_eq!(tool["inputSchema"]["required"], json!(["command", "description"]));
     // This client cannot be asked, so a wider mode is not offered.
     assert!(tool["inputSchema"]["properties"].get("sandbox_permissions").is_none());
@@ -274,4 +286,64 @@ fn the_protocol_s_own_python_client_runs_is_denied_and_escalates() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(text.ends_with("all as it must be\n"), "{text}");
+}
+
+#[test]
+fn background_tasks_are_started_read_listed_and_killed_and_end_with_the_client() {
+    let world = World::new(users()[0]);
+    let mark = unique_mark("mcp-task");
+    let mut client = Client::start(&world, &["--mode", "workspace-write"], &json!({}));
+    let ask = |client: &mut Client, tool: &str, arguments: Value| {
+        let answer = client.ask("tools/call", &json!({"name": tool, "arguments": arguments}));
+        let text = answer["result"]["content"][0]["text"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{answer}"));
+        text.to_owned()
+    };
+    assert_eq!(ask(&mut client, "task_list", json!({})), "(no background tasks)");
+    let mut serve = arguments(&format!(
+        "export {mark}; echo listening; setsid sleep 1000 & sleep 1000"
+    ));
+    serve["run_in_background"] = true.into();
+    let (text, error, value) = client.bash(&serve, &no_questions);
+    assert_eq!((text.as_str(), error), ("started background task bash-1", false));
+    assert_eq!(value, json!({"kind": "background", "taskId": "bash-1"}));
+    let mut short = arguments("echo out; echo err >&2; exit 4");
+    short["run_in_background"] = true.into();
+    client.bash(&short, &no_questions);
+    let wait = json!({"task_id": "bash-2", "wait": true});
+    assert_eq!(
+        ask(&mut client, "task_output", wait.clone()),
+        "out\n[stderr]\nerr\n[status: completed, exit code: 4]"
+    );
+    assert_eq!(
+        ask(&mut client, "task_output", wait),
+        "(no new output)\n[status: completed, exit code: 4]"
+    );
+    assert_eq!(
+        ask(&mut client, "task_list", json!({})),
+        "bash-1 [bash] running — a test\nbash-2 [bash] completed, exit code: 4 — a test"
+    );
+    assert_eq!(
+        ask(&mut client, "task_output", json!({"task_id": "bash-9"})),
+        "Error: unknown task bash-9"
+    );
+    assert_eq!(
+        ask(&mut client, "task_output", json!({})),
+        "Error: invalid task_id: expected a non-empty string"
+    );
+    assert_eq!(
+        ask(&mut client, "task_kill", json!({"task_id": "bash-2"})),
+        "task bash-2 had already finished [status: completed, exit code: 4]"
+    );
+    // Another client does not know of any of it.
+    let mut other = Client::start(&world, &[], &json!({}));
+    assert_eq!(ask(&mut other, "task_list", json!({})), "(no background tasks)");
+    assert_eq!(
+        ask(&mut other, "task_kill", json!({"task_id": "bash-1"})),
+        "Error: unknown task bash-1"
+    );
+    assert!(marked(&mark).len() >= 2);
+    client.leave();
+    assert!(wait_until(Duration::from_secs(5), || marked(&mark).is_empty()));
 }

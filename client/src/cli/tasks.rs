@@ -2,7 +2,7 @@
 use std::io::Write as _;
 
 use dsh_policy::ByteString;
-use dsh_policy::task::{Cursor, TaskInfo, TaskOutput, WaitFor};
+use dsh_policy::task::{Cursor, TaskOutput, WaitFor};
 
 use super::print;
 use super::run::RunArgs;
@@ -10,6 +10,7 @@ use crate::address::Endpoint;
 use crate::blocking::Client;
 use crate::error::ClientError;
 use crate::start;
+use crate::tool::task as text;
 
 const START_EXAMPLES: &str = "\
 Examples:
@@ -120,7 +121,7 @@ pub(crate) fn run(args: &TasksArgs, endpoint: &Endpoint) -> Result<u8, ClientErr
             if args.json {
                 print::print_json(&tasks)?;
             } else {
-                print::print(list(&tasks).as_bytes())?;
+                print::print(format!("{}\n", text::list_text(&tasks)).as_bytes())?;
             }
             Ok(0)
         }
@@ -135,14 +136,8 @@ pub(crate) fn run(args: &TasksArgs, endpoint: &Endpoint) -> Result<u8, ClientErr
             let before = client.kill_task(session, task, reason.as_deref())?;
             if args.json {
                 print::print_json(&before)?;
-            } else if before.status.is_terminal() {
-                let text = format!(
-                    "task {task} had already finished [status: {}]\n",
-                    before.status.describe()
-                );
-                print::print(text.as_bytes())?;
             } else {
-                print::print(format!("requested cancellation of task {task}\n").as_bytes())?;
+                print::print(format!("{}\n", text::kill_text(task, &before.status)).as_bytes())?;
             }
             Ok(0)
         }
@@ -156,17 +151,6 @@ pub(crate) fn run(args: &TasksArgs, endpoint: &Endpoint) -> Result<u8, ClientErr
             Ok(0)
         }
     }
-}
-
-fn list(tasks: &[TaskInfo]) -> String {
-    if tasks.is_empty() {
-        return "(no background tasks)\n".to_owned();
-    }
-    let line = |task: &TaskInfo| {
-        let status = task.status.describe();
-        format!("{} [{}] {status} — {}\n", task.task, task.kind, task.label)
-    };
-    tasks.iter().map(line).collect()
 }
 
 fn show(output: &TaskOutput, json: bool) -> Result<(), ClientError> {
@@ -220,7 +204,7 @@ fn wait(
             if json {
                 print::print_json(&output.info)?;
             } else {
-                print::print(format!("[status: {}]\n", output.info.status.describe()).as_bytes())?;
+                print::print(format!("{}\n", text::status_text(&output.info.status)).as_bytes())?;
             }
             return Ok(if ended {
                 exit_code(&output)

@@ -35,7 +35,10 @@ impl BashArguments {
         Ok(Self {
             command: sentence(given("command")).ok_or(ToolError::Command)?,
             description: sentence(given("description")).ok_or(ToolError::Description)?,
-            timeout_ms: given("timeoutMs").map(milliseconds).transpose()?,
+            timeout_ms: given("timeoutMs")
+                .map(milliseconds)
+                .transpose()
+                .map_err(|value| ToolError::Timeout(value.to_string()))?,
             workdir: given("workdir")
                 .map(|value| sentence(Some(value)).ok_or_else(|| ToolError::Workdir(value.to_string())))
                 .transpose()?,
@@ -48,18 +51,18 @@ impl BashArguments {
 }
 
 /// A string that is more than blanks, as it is.
-fn sentence(value: Option<&Value>) -> Option<String> {
+pub(super) fn sentence(value: Option<&Value>) -> Option<String> {
     let text = value?.as_str()?;
     (!text.trim().is_empty()).then(|| text.to_owned())
 }
 
 /// A limit below a millisecond would be none; beyond what fits, the deployment's cap decides anyway.
-fn milliseconds(value: &Value) -> Result<u64, ToolError> {
+pub(super) fn milliseconds(value: &Value) -> Result<u64, &Value> {
     match value.as_f64() {
         Some(number) if number.is_finite() && number > 0.0 => {
             Ok(value.as_u64().unwrap_or_else(|| number.ceil() as u64))
         }
-        _ => Err(ToolError::Timeout(value.to_string())),
+        _ => Err(value),
     }
 }
 

@@ -74,6 +74,15 @@ pub enum ToolError {
         /// Why not.
         reason: String,
     },
+    /// `task_id` is missing, no string, or blank.
+    #[error("invalid task_id: expected a non-empty string")]
+    TaskId,
+    /// `wait` is neither true nor false; its JSON.
+    #[error("invalid wait: expected a boolean, got {0}")]
+    Wait(String),
+    /// `timeout_ms` is no positive number; its JSON.
+    #[error("invalid timeout_ms: expected a positive number, got {0}")]
+    TaskTimeout(String),
     /// The caller gave the call up.
     #[error("tool call aborted")]
     Aborted,

@@ -15,5 +15,6 @@ pub mod render;
 pub mod schema;
 pub mod session;
 pub mod task;
+pub mod task_tools;
 
 pub use log::LogError;

@@ -1,8 +1,8 @@
 //! Background tasks as a model reads them: increments of output, states, lists, answers to a kill, notices.
-use std::fmt;
 use std::pin::Pin;
 
 use dsh_policy::result::SandboxReport;
+use dsh_policy::task::{TaskInfo, TaskOutput, TaskStatus};
 use dsh_policy::{BashExecRequest, ByteString};
 
 use crate::ClientError;
@@ -82,66 +82,44 @@ pub fn render_process_read(read: &ProcessRead, escalation_offered: bool) -> Stri
     text
 }
 
-/// How a task is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TaskStatus {
-    /// Still running.
-    Running,
-    /// Ended by itself with this exit code.
-    Completed(i32),
-    /// Ended by this signal.
-    Signalled(String),
-    /// Killed before it ended by itself, with no signal to name.
-    Killed,
-    /// The infrastructure failed, in a few words.
-    Failed(String),
+/// `[status: completed, exit code: 4]`
+#[must_use]
+pub fn status_text(status: &TaskStatus) -> String {
+    format!("[status: {status}]")
 }
 
-impl fmt::Display for TaskStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Running => f.write_str("running"),
-            Self::Completed(code) => write!(f, "completed, exit code: {code}"),
-            Self::Signalled(name) => write!(f, "killed, signal: {name}"),
-            Self::Killed => f.write_str("killed, killed before exit"),
-            Self::Failed(what) => write!(f, "failed, {what}"),
+/// What the owner is told once when a task has finished and nothing told it before.
+#[must_use]
+pub fn notice_text(task: &TaskInfo) -> String {
+    let (label, status) = (one_line(&task.label), status_text(&task.status));
+    format!(
+        "background task {} ({}: {label}) finished {status}. Read its output with task_output.",
+        task.task, task.kind
+    )
+}
+
+impl From<TaskOutput> for ProcessRead {
+    /// The streams one after the other, as in the text of a foreground call.
+    fn from(output: TaskOutput) -> Self {
+        let mut delta = output.stdout.display();
+        if !output.stderr.0.is_empty() {
+            add_section(&mut delta, "[stderr]");
+            add_section(&mut delta, &output.stderr.display());
         }
-    }
-}
-
-impl TaskStatus {
-    /// `[status: completed, exit code: 4]`
-    #[must_use]
-    pub fn text(&self) -> String {
-        format!("[status: {self}]")
-    }
-}
-
-/// One task in a list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TaskEntry {
-    /// Its name, `bash-1`.
-    pub id: String,
-    /// What kind of task.
-    pub kind: String,
-    /// How it is.
-    pub status: TaskStatus,
-    /// What it is for: the description that it was started with.
-    pub label: String,
-}
-
-impl TaskEntry {
-    /// What the owner is told once when the task has finished and nothing told it before.
-    #[must_use]
-    pub fn notice(&self) -> String {
-        let Self {
-            id,
-            kind,
-            label,
-            status,
-        } = self;
-        let (label, status) = (one_line(label), status.text());
-        format!("background task {id} ({kind}: {label}) finished {status}. Read its output with task_output.")
+        let settled = output.info.status.is_terminal();
+        let sandbox = output.result.map(|result| result.sandbox);
+        Self {
+            delta,
+            lossy: output.lossy,
+            spill_paths: output.spill_paths,
+            sandbox: sandbox.unwrap_or(SandboxReport {
+                mode: output.mode,
+                denied: None,
+                confined: None,
+            }),
+            settled,
+            runner_failed: output.runner_failed,
+        }
     }
 }
 
@@ -158,24 +136,19 @@ pub fn output_text(read: &ProcessRead, status: &TaskStatus, escalation_offered: 
     if text.is_empty() {
         text.push_str("(no new output)");
     }
-    add_section(&mut text, &status.text());
+    add_section(&mut text, &status_text(status));
     text
 }
 
 /// The answer of `task_list`.
 #[must_use]
-pub fn list_text(tasks: &[TaskEntry]) -> String {
+pub fn list_text(tasks: &[TaskInfo]) -> String {
     if tasks.is_empty() {
         return "(no background tasks)".to_owned();
     }
-    let line = |task: &TaskEntry| {
-        let TaskEntry {
-            id,
-            kind,
-            status,
-            label,
-        } = task;
-        format!("{id} [{kind}] {status} — {}", one_line(label))
+    let line = |task: &TaskInfo| {
+        let label = one_line(&task.label);
+        format!("{} [{}] {} — {label}", task.task, task.kind, task.status)
     };
     tasks.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -185,7 +158,7 @@ pub fn list_text(tasks: &[TaskEntry]) -> String {
 pub fn kill_text(id: &str, before: &TaskStatus) -> String {
     match before {
         TaskStatus::Running => format!("requested cancellation of task {id}"),
-        ended => format!("task {id} had already finished {}", ended.text()),
+        ended => format!("task {id} had already finished {}", status_text(ended)),
     }
 }
 
@@ -279,11 +252,17 @@ mod tests {
         assert_eq!(output_text(&read("a"), &status, false), "a\n[status: running]");
         assert_eq!(output_text(&read("a\n"), &status, false), "a\n[status: running]");
         assert_eq!(
-            output_text(&denied("", true), &TaskStatus::Completed(1), false),
+            output_text(&denied("", true), &TaskStatus::Completed { exit_code: 1 }, false),
             format!("{DENIED}\n[status: completed, exit code: 1]")
         );
         assert_eq!(
-            output_text(&failed(""), &TaskStatus::Failed("sandbox runner".into()), true),
+            output_text(
+                &failed(""),
+                &TaskStatus::Failed {
+                    reason: "sandbox runner".into()
+                },
+                true
+            ),
             format!("{FAILED}\n[status: failed, sandbox runner]")
         );
     }
@@ -292,25 +271,39 @@ mod tests {
     fn every_state_has_its_text() {
         for (status, text) in [
             (TaskStatus::Running, "[status: running]"),
-            (TaskStatus::Completed(4), "[status: completed, exit code: 4]"),
-            (TaskStatus::Completed(0), "[status: completed, exit code: 0]"),
             (
-                TaskStatus::Signalled("SIGTERM".into()),
+                TaskStatus::Completed { exit_code: 4 },
+                "[status: completed, exit code: 4]",
+            ),
+            (
+                TaskStatus::Completed { exit_code: 0 },
+                "[status: completed, exit code: 0]",
+            ),
+            (
+                TaskStatus::Killed {
+                    signal: Some("SIGTERM".into()),
+                },
                 "[status: killed, signal: SIGTERM]",
             ),
-            (TaskStatus::Killed, "[status: killed, killed before exit]"),
             (
-                TaskStatus::Failed("daemon lost".into()),
+                TaskStatus::Killed { signal: None },
+                "[status: killed, killed before exit]",
+            ),
+            (
+                TaskStatus::Failed {
+                    reason: "daemon lost".into(),
+                },
                 "[status: failed, daemon lost]",
             ),
         ] {
-            assert_eq!(status.text(), text);
+            assert_eq!(status_text(&status), text);
         }
     }
 
-    fn entry(id: &str, status: TaskStatus, label: &str) -> TaskEntry {
-        TaskEntry {
-            id: id.into(),
+    fn entry(id: &str, status: TaskStatus, label: &str) -> TaskInfo {
+        TaskInfo {
+            task: id.into(),
+            session: None,
             kind: "bash".into(),
             status,
             label: label.into(),
@@ -322,7 +315,7 @@ mod tests {
         assert_eq!(list_text(&[]), "(no background tasks)");
         let tasks = [
             entry("bash-1", TaskStatus::Running, "Serve\nthe site"),
-            entry("bash-2", TaskStatus::Completed(4), "Build"),
+            entry("bash-2", TaskStatus::Completed { exit_code: 4 }, "Build"),
         ];
         assert_eq!(
             list_text(&tasks),
@@ -338,11 +331,17 @@ mod tests {
             "requested cancellation of task bash-1"
         );
         assert_eq!(
-            kill_text("bash-1", &TaskStatus::Completed(0)),
+            kill_text("bash-1", &TaskStatus::Completed { exit_code: 0 }),
             "task bash-1 had already finished [status: completed, exit code: 0]"
         );
         assert_eq!(
-            entry("bash-1", TaskStatus::Signalled("SIGTERM".into()), "Serve").notice(),
+            notice_text(&entry(
+                "bash-1",
+                TaskStatus::Killed {
+                    signal: Some("SIGTERM".into())
+                },
+                "Serve"
+            )),
             "background task bash-1 (bash: Serve) finished [status: killed, signal: SIGTERM]. Read its output with task_output."
         );
     }

@@ -216,10 +216,10 @@ prop_compose! {
 prop_compose! {
     fn task_output()(
         info in task(), stdout in bytes(), stderr in bytes(), next in cursor(), flags in any::<[bool; 2]>(), spill_paths in many(),
-        result in of(result().boxed()),
+        mode in one(SandboxMode::ALL), result in of(result().boxed()),
     ) -> TaskOutput {
         let [lossy, runner_failed] = flags;
-        TaskOutput { info, stdout, stderr, next, lossy, spill_paths, runner_failed, result: result.map(Box::new) }
+        TaskOutput { info, stdout, stderr, next, lossy, spill_paths, mode, runner_failed, result: result.map(Box::new) }
     }
 }
 
