@@ -2,6 +2,7 @@
 //!
 //! Roots of the client become the workspace, a progress token hears of the output, a cancelled request ends its command, and a wider mode is asked of the user
 //! through elicitation. Clients that cannot be asked (or speak a version that forbids it) get the error that says so.
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +18,13 @@ use rmcp::{ErrorData, Peer, RoleServer, ServerHandler, ServiceExt as _};
 use serde_json::Value;
 use tokio::sync::{Mutex, watch};
 
-use crate::address::Endpoint;
+use crate::address::{self, Endpoint};
 use crate::connection::{Connection, Event};
 use crate::error::ClientError;
 use crate::tool::bash::{Answer, BashTool, Call, Composition};
 use crate::tool::environment::{CallContext, EnvironmentRegistry};
 use crate::tool::error::ToolError;
-use crate::tool::escalate::{Approval, ApprovalRequest, Approver, PendingApproval};
+use crate::tool::escalate::{Approval, ApprovalRequest, Approver, Audit, AuditFile, PendingApproval};
 use crate::tool::prompt;
 use crate::tool::schema::{self, Offer};
 use crate::tool::task_tools::{self, Caller};
@@ -58,6 +59,10 @@ pub async fn serve(settings: Settings) -> Result<(), ClientError> {
         session: session.clone(),
         root: Arc::default(),
         environment: EnvironmentRegistry::new(None),
+        audit: open_audit()
+            .inspect_err(|error| eprintln!("dsh-exec: {error}; no wider mode can be asked for"))
+            .ok()
+            .map(Arc::new),
     };
     let failed = |error: &dyn std::fmt::Display| ClientError::Local(format!("the MCP client broke off: {error}"));
     let running = server
@@ -68,6 +73,20 @@ pub async fn serve(settings: Settings) -> Result<(), ClientError> {
     // The client has left, and with it whoever could ask for its tasks.
     Connection::open(endpoint).await?.end_session(&session).await?;
     Ok(())
+}
+
+/// The record of escalations, beside the daemon's log.
+fn open_audit() -> Result<AuditFile, ClientError> {
+    let folder = address::state_folder();
+    let failed = |error: &dyn std::fmt::Display| {
+        ClientError::Local(format!(
+            "cannot keep the record of escalations in {}: {error}",
+            folder.display()
+        ))
+    };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| failed(&error))?;
+    AuditFile::open(&folder.join("escalations.jsonl")).map_err(|error| failed(&error))
 }
 
 fn since_epoch() -> Duration {
@@ -82,6 +101,8 @@ struct Server {
     /// The client's first root, once it was asked for.
     root: Arc<Mutex<Option<PathBuf>>>,
     environment: EnvironmentRegistry,
+    /// Keeps every decision about a wider mode; without it nobody is asked.
+    audit: Option<Arc<AuditFile>>,
 }
 
 impl ServerHandler for Server {
@@ -99,7 +120,7 @@ impl ServerHandler for Server {
     ) -> Result<ListToolsResult, ErrorData> {
         let offer = Offer {
             background: true,
-            escalation: can_ask(&context.peer),
+            escalation: self.can_ask(&context.peer),
         };
         let bash = Tool::new(TOOL, DESCRIPTION, object(schema::bash_arguments(offer)));
         Ok(ListToolsResult::with_all_items(vec![
@@ -154,7 +175,7 @@ impl Server {
         };
         let caller = Caller {
             session: Some(&self.session),
-            escalation_offered: can_ask(&context.peer),
+            escalation_offered: self.can_ask(&context.peer),
         };
         tokio::select! {
             () = context.ct.cancelled() => Some(Err(ToolError::Aborted)),
@@ -173,7 +194,9 @@ impl Server {
             },
         };
         let peer = context.peer.clone();
-        let approver = can_ask(&peer).then(|| Arc::new(Elicitation(peer)) as Arc<dyn Approver>);
+        let approver = self
+            .can_ask(&peer)
+            .then(|| Arc::new(Elicitation(peer)) as Arc<dyn Approver>);
         let composition = Composition {
             environment: self.environment.clone(),
             approver: Some(approver.unwrap_or_else(|| Arc::new(NobodyThere))),
@@ -182,7 +205,10 @@ impl Server {
         // A connection of its own for each call: the daemon may have left since the last one.
         let connection = Connection::open(self.settings.endpoint.clone()).await?;
         let tasks = Arc::new(connection.clone());
-        let tool = BashTool::new(connection, composition).with_tasks(tasks);
+        let mut tool = BashTool::new(connection, composition).with_tasks(tasks);
+        if let Some(audit) = &self.audit {
+            tool = tool.with_audit(Arc::clone(audit) as Arc<dyn Audit>);
+        }
         let (bytes, seen) = watch::channel(0u64);
         let on_event = |event: &Event| {
             if let Event::Output { data, .. } = event {
@@ -199,6 +225,11 @@ impl Server {
             answer = tool.call_until(&call, arguments, on_event, context.ct.cancelled()) => answer,
             () = progress => Err(ToolError::Aborted),
         }
+    }
+
+    /// Whether the user can be asked, and the answer kept.
+    fn can_ask(&self, peer: &Peer<RoleServer>) -> bool {
+        self.audit.is_some() && peer.supported_elicitation_modes().contains(&ElicitationMode::Form)
     }
 
     /// The folder that calls work in.
@@ -229,10 +260,6 @@ async fn first_root(peer: &Peer<RoleServer>) -> Option<PathBuf> {
         .iter()
         .filter_map(|root| url::Url::parse(&root.uri).ok()?.to_file_path().ok());
     folders.next()
-}
-
-fn can_ask(peer: &Peer<RoleServer>) -> bool {
-    peer.supported_elicitation_modes().contains(&ElicitationMode::Form)
 }
 
 async fn tell_progress(peer: &Peer<RoleServer>, token: ProgressToken, mut seen: watch::Receiver<u64>) {
@@ -299,6 +326,10 @@ impl Approver for Elicitation {
 struct NobodyThere;
 
 impl Approver for NobodyThere {
+    fn is_reachable(&self) -> bool {
+        false
+    }
+
     fn ask<'a>(&'a self, _: &'a ApprovalRequest) -> PendingApproval<'a> {
         Box::pin(std::future::ready(Approval::Unavailable))
     }

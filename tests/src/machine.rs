@@ -14,6 +14,10 @@ pub enum Feature {
     UserNamespaces,
     /// Seccomp with user notification.
     Seccomp,
+    /// Python 3.
+    Python,
+    /// Node 20 or later.
+    Node,
     /// The MCP project's Python client, at the interpreter that `DSH_MCP_PYTHON` names.
     McpPython,
 }
@@ -28,8 +32,12 @@ impl std::str::FromStr for Feature {
                 .map_err(|error| format!("{text}: {error}")),
             None if text == "userns" => Ok(Self::UserNamespaces),
             None if text == "seccomp" => Ok(Self::Seccomp),
+            None if text == "python" => Ok(Self::Python),
+            None if text == "node" => Ok(Self::Node),
             None if text == "mcp-python" => Ok(Self::McpPython),
-            _ => Err(format!("{text}: not one of landlock:ABI, userns, seccomp, mcp-python")),
+            _ => Err(format!(
+                "{text}: not one of landlock:ABI, userns, seccomp, python, node, mcp-python"
+            )),
         }
     }
 }
@@ -56,6 +64,8 @@ pub fn has(feature: Feature) -> bool {
         }
         Feature::UserNamespaces => probe("unshare-user") == "OK",
         Feature::Seccomp => probe("seccomp-notify") == "OK",
+        Feature::Python => answers("python3", "import sys; assert sys.version_info[0] == 3"),
+        Feature::Node => answers("node", "process.exit(parseInt(process.versions.node) >= 20 ? 0 : 1)"),
         Feature::McpPython => mcp_python().is_some(),
     }
 }
@@ -72,6 +82,13 @@ pub fn can_run(test: &str, feature: Feature) -> bool {
         eprintln!("{test}: left out, this machine has no {feature:?}");
     }
     present
+}
+
+/// Whether an interpreter is there and runs `program` without an error.
+fn answers(interpreter: &str, program: &str) -> bool {
+    let flag = if interpreter == "node" { "-e" } else { "-c" };
+    let ran = Command::new(interpreter).args([flag, program]).output();
+    ran.is_ok_and(|output| output.status.success())
 }
 
 /// The interpreter that has the MCP project's client.

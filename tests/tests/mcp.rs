@@ -205,6 +205,12 @@ fn the_user_is_asked_for_a_wider_mode_and_decides() {
     let yes = |_: &Value| json!({"action": "accept", "content": {"allow": true}});
     assert_eq!(client.bash(&widen, &yes).0, "(no output)");
     assert!(made.exists());
+    let kept = std::fs::read_to_string(world.state().join("escalations.jsonl")).unwrap();
+    let granted: Vec<Value> = kept
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["granted"].clone())
+        .collect();
+    assert_eq!(granted, [json!(false), json!(false), json!(false), json!(true)]);
 }
 
 #[test]
@@ -219,6 +225,11 @@ fn a_client_that_cannot_be_asked_hears_that_there_is_no_channel() {
         "Error: sandbox escalation to \"workspace-write\" requires approval, but no approval channel is available"
     );
     assert!(!world.workspace().join("made").exists());
+    let text = client.bash(&arguments("touch made 2>/dev/null"), &no_questions).0;
+    assert!(
+        text.contains("denied under read-only mode]") && !text.contains("escalation available"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -136,7 +136,11 @@ impl BashTool {
     pub fn offer(&self) -> Offer {
         Offer {
             background: self.background_enabled && self.tasks.is_some(),
-            escalation: self.composition.approver.is_some(),
+            escalation: self
+                .composition
+                .approver
+                .as_ref()
+                .is_some_and(|approver| approver.is_reachable()),
         }
     }
 
@@ -310,7 +314,7 @@ impl BashTool {
 
     /// Whether asking for more than `mode` could succeed: there is somebody to ask, somebody to ask for, and the deployment has a wider mode.
     async fn offers_more(&self, request: BashExecRequest, mode: SandboxMode, call: &Call) -> bool {
-        if self.composition.approver.is_none() || call.agent.is_none() {
+        if !self.offer().escalation || call.agent.is_none() {
             return false;
         }
         let widest = self.mode_of(in_mode(request, SandboxMode::DangerFullAccess)).await;

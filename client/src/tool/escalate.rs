@@ -54,6 +54,11 @@ pub type PendingApproval<'a> = Pin<Box<dyn Future<Output = Approval> + Send + 'a
 
 /// Whoever can ask the user. A question that is not waited for any more is dropped.
 pub trait Approver: Send + Sync {
+    /// Whether asking could succeed. If not, a wider mode is not offered, and whoever asks for one all the same hears why.
+    fn is_reachable(&self) -> bool {
+        true
+    }
+
     /// Asks. May take as long as a person does.
     fn ask<'a>(&'a self, request: &'a ApprovalRequest) -> PendingApproval<'a>;
 }
