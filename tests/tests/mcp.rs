@@ -133,7 +133,7 @@ fn the_tool_is_listed_and_runs_with_text_and_value() {
     assert_eq!(tool["inputSchema"]["required"], json!(["command", "description"]));
     // This client cannot be asked, so a wider mode is not offered.
     assert!(tool["inputSchema"]["properties"].get("sandbox_permissions").is_none());
-    let (text, error, value) = client.bash(&arguments("pwd; touch x; exit 3"), &no_questions);
+    let (text, error, value) = client.bash(&arguments("pwd; touch x; sleep 0.3; exit 3"), &no_questions);
     assert!(
         text.starts_with(&format!("{}\n[stderr]\n", world.workspace().display())),
         "{text}"
