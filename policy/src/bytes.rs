@@ -114,6 +114,24 @@ impl<'de> Deserialize<'de> for ByteString {
     }
 }
 
+/// Text, or an object with `base64`.
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for ByteString {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ByteString".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "Bytes: a string when they are valid UTF-8, an object otherwise.",
+            "oneOf": [
+                {"type": "string"},
+                {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"], "additionalProperties": false},
+            ],
+        })
+    }
+}
+
 /// Maps whose names are bytes. JSON has only text for names, so one that is not UTF-8 is written `base64:…` (and so is one that begins like that).
 pub(crate) mod named {
     use std::collections::BTreeMap;

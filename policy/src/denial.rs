@@ -151,6 +151,7 @@ named_enum! {
 
 /// One refused operation, or several equal ones. Exists if and only if the sandbox itself said no.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DenialFact {
     /// What was tried.

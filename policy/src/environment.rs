@@ -35,6 +35,7 @@ const TERMINAL_DEFAULTS: [(&str, &str); 4] = [
 
 /// Which names and values are taken out, with the deployment's own additions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, rename_all = "camelCase")]
 pub struct EnvironmentRules {
     /// Names that are kept although a rule matches, exact.

@@ -34,6 +34,7 @@ named_enum! {
 
 /// An infrastructure failure, with what a person can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode, thiserror::Error)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[error("{message}")]
 #[serde(rename_all = "camelCase")]
 pub struct ExecError {

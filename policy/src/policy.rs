@@ -7,6 +7,7 @@ use crate::mode::{Guarantee, Network, SandboxMode, TmpKind};
 
 /// What a request asks for. Every axis that is absent takes the deployment's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyRequest {
     /// How wide file effects may be.
@@ -110,6 +111,7 @@ impl Default for Deployment {
 
 /// The policy of one command after resolution: every axis present, every path absolute and canonical.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxPolicy {
     /// How wide file effects may be.

@@ -7,6 +7,7 @@ use crate::result::Unenforced;
 
 /// Everything the helper found out about this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProbeReport {
     /// `uname -r`.
@@ -39,6 +40,7 @@ pub struct ProbeReport {
 
 /// One tier on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TierReport {
     /// Which.

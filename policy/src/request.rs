@@ -14,6 +14,7 @@ pub type EnvMap = BTreeMap<ByteString, ByteString>;
 
 /// One command to run. Only `command` is required.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BashExecRequest {
     /// What `bash -c` gets.
@@ -35,9 +36,17 @@ pub struct BashExecRequest {
     pub stdin_open: bool,
     /// Deliberate values; they win over every rule but cannot set a `DSH_*` name.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(with = "Option<std::collections::BTreeMap<String, ByteString>>")
+    )]
     pub env: Option<EnvMap>,
     /// Managed values; every name must start with `DSH_`.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(with = "Option<std::collections::BTreeMap<String, ByteString>>")
+    )]
     pub dsh_env: Option<EnvMap>,
     /// What confinement is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,6 +56,10 @@ pub struct BashExecRequest {
     pub session: Option<String>,
     /// What the calling process has in its environment; the daemon's own is used when absent.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(with = "Option<std::collections::BTreeMap<String, ByteString>>")
+    )]
     pub ambient_env: Option<EnvMap>,
     /// Names that the caller took out of `ambientEnv` before sending it; the result lists them with the daemon's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -93,6 +106,7 @@ impl fmt::Debug for BashExecRequest {
 
 /// A request with every default filled in, every cap applied and every path resolved once.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BashExecSpec {
     /// What `bash -c` gets; no NUL bytes, not blank.

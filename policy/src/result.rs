@@ -8,6 +8,7 @@ use crate::mode::{EnforcementLevel, Guarantee, Network, SandboxMode, Tier};
 
 /// The outcome of one foreground command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BashRunResult {
     /// Exit code of the shell; null exactly when `signal` is set.
@@ -36,6 +37,7 @@ pub struct BashRunResult {
 
 /// One stream: its tail, its exact length, and where all of it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct StreamResult {
     /// The tail as text: invalid UTF-8 replaced visibly, no character cut in half.
@@ -54,6 +56,7 @@ pub struct StreamResult {
 
 /// What confined a command. Under `danger-full-access` only `mode` and `denied` are present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", try_from = "DecodedReport")]
 pub struct SandboxReport {
     /// The mode that was applied.
@@ -67,6 +70,7 @@ pub struct SandboxReport {
 
 /// What arrives: a confined command whose report is not whole must not pass for an unconfined one.
 #[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct DecodedReport {
     mode: SandboxMode,
@@ -92,6 +96,7 @@ impl TryFrom<DecodedReport> for SandboxReport {
 
 /// What confined a command in a confining mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ConfinedReport {
     /// Whether all of the policy was enforced.
@@ -119,6 +124,7 @@ pub struct ConfinedReport {
 
 /// A promise that was not kept, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Unenforced {
     /// Which promise.
@@ -129,6 +135,7 @@ pub struct Unenforced {
 
 /// What was taken out of a command's environment: names, never values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EnvironmentReport {
     /// Names in order.
@@ -137,6 +144,7 @@ pub struct EnvironmentReport {
 
 /// What a command and all of its descendants used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
     /// From start to the end of the last process, milliseconds.

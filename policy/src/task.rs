@@ -8,6 +8,7 @@ use crate::result::BashRunResult;
 
 /// How a task is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TaskStatus {
     /// Its command has not ended.
@@ -53,6 +54,7 @@ impl std::fmt::Display for TaskStatus {
 
 /// A task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TaskInfo {
     /// `bash-1`: unique in the life of a daemon.
@@ -84,6 +86,7 @@ named_enum! {
 
 /// Positions in the two streams of a task, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cursor {
     /// In standard output.
     pub stdout: u64,
@@ -93,6 +96,7 @@ pub struct Cursor {
 
 /// What one read of a task gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TaskOutput {
     /// The task, as it is after the read.

@@ -23,6 +23,7 @@ pub const INPUT_WINDOW: u32 = 1024 * 1024;
 
 /// Version of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProtocolVersion {
     /// Changes when an older peer would misunderstand.
     pub major: u16,
@@ -48,6 +49,7 @@ named_enum! {
 
 /// First frame of a client, always JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Hello {
     /// Version of the client.
@@ -64,6 +66,7 @@ pub struct Hello {
 
 /// First frame of the daemon, always JSON. After an `error` it closes the connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HelloReply {
     /// Version of the daemon.
@@ -104,6 +107,7 @@ impl Hello {
 
 /// Client to daemon. `id` is chosen by the client and names the request in every answer; it must not be in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ClientMessage {
     /// Run a command. Answers: `started`, any number of `output` and `denial`, then `finished` or `error`.
@@ -222,6 +226,7 @@ pub enum ClientMessage {
 
 /// Daemon to client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ServerMessage {
     /// The shell is running.
@@ -362,6 +367,7 @@ named_enum! {
 
 /// How the daemon is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonStatus {
     /// Name and version.
