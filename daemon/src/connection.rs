@@ -62,6 +62,7 @@ pub(crate) async fn serve(state: Arc<State>, mut stream: UnixStream, refusal: Op
         encoding,
         requests: Arc::default(),
         tasks: JoinSet::new(),
+        waits: JoinSet::new(),
     };
     session.read(reader, decoder).await;
     session.end().await;
@@ -128,6 +129,8 @@ struct Session {
     encoding: Encoding,
     requests: Requests,
     tasks: JoinSet<()>,
+    /// Answers that are only worth waiting for while the client is there.
+    waits: JoinSet<()>,
 }
 
 impl Session {
@@ -144,6 +147,7 @@ impl Session {
                 }
             }
             while self.tasks.try_join_next().is_some() {}
+            while self.waits.try_join_next().is_some() {}
             let is_draining = *draining.borrow_and_update();
             if is_draining {
                 self.stop_all(Stop::ShuttingDown);
@@ -235,11 +239,14 @@ impl Session {
                 cursor,
                 wait,
                 timeout_ms,
-            } => self.reply(id, async move {
-                let read = state.tasks.read(session.as_deref(), &task, cursor, wait, timeout_ms);
-                let output = Box::new(read.await?);
-                Ok(ServerMessage::TaskOutput { id, output })
-            }),
+            } => {
+                self.reply_while_here(id, async move {
+                    let read = state.tasks.read(session.as_deref(), &task, cursor, wait, timeout_ms);
+                    let output = Box::new(read.await?);
+                    Ok(ServerMessage::TaskOutput { id, output })
+                })
+                .await
+            }
             ClientMessage::TaskList { id, session } => {
                 let tasks = state.tasks.list(session.as_deref());
                 self.answer(id, Ok(ServerMessage::Tasks { id, tasks })).await;
@@ -259,7 +266,9 @@ impl Session {
                 Ok(ServerMessage::SessionEnded { id, tasks })
             }),
             ClientMessage::Notices { id, session } => {
-                state.tasks.subscribe(self.outbox.clone(), id, session).await;
+                if let Err(error) = state.tasks.subscribe(self.outbox.clone(), id, session).await {
+                    self.answer(id, Err(error)).await;
+                }
             }
             _ => tracing::debug!("a message of a kind that this version does not know"),
         }
@@ -267,13 +276,24 @@ impl Session {
 
     /// Answers later, while other messages are read.
     fn reply(&mut self, id: u64, answer: impl Future<Output = Result<ServerMessage, ExecError>> + Send + 'static) {
-        let outbox = self.outbox.clone();
-        self.tasks.spawn(async move {
-            let message = answer
-                .await
-                .unwrap_or_else(|error| ServerMessage::Error { id: Some(id), error });
-            let _ = outbox.send(&message).await;
-        });
+        self.tasks.spawn(answered(self.outbox.clone(), id, answer));
+    }
+
+    /// The same for an answer that may take as long as a command; given up when the client leaves.
+    async fn reply_while_here(
+        &mut self,
+        id: u64,
+        answer: impl Future<Output = Result<ServerMessage, ExecError>> + Send + 'static,
+    ) {
+        if self.waits.len() >= MAX_IN_FLIGHT {
+            let text = format!(
+                "{MAX_IN_FLIGHT} questions of this connection wait for an answer; wait for some, or connect again"
+            );
+            return self
+                .answer(id, Err(ExecError::new(ErrorCode::LimitExceeded, text)))
+                .await;
+        }
+        self.waits.spawn(answered(self.outbox.clone(), id, answer));
     }
 
     async fn answer(&self, id: u64, answer: Result<ServerMessage, ExecError>) {
@@ -370,8 +390,16 @@ impl Session {
     /// The client has left: what it asked for ends, and nobody leaves before that has.
     async fn end(mut self) {
         self.stop_all(Stop::Disconnected);
+        self.waits.abort_all();
         while self.tasks.join_next().await.is_some() {}
     }
+}
+
+async fn answered(outbox: Outbox, id: u64, answer: impl Future<Output = Result<ServerMessage, ExecError>>) {
+    let message = answer
+        .await
+        .unwrap_or_else(|error| ServerMessage::Error { id: Some(id), error });
+    let _ = outbox.send(&message).await;
 }
 
 /// Sends the last answer of a run. Output that nobody will fetch is removed.

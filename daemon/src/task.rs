@@ -25,6 +25,8 @@ const WAIT_DEFAULT: Duration = Duration::from_millis(30_000);
 /// No read waits longer.
 const WAIT_CAP: Duration = Duration::from_millis(600_000);
 const KIND: &str = "bash";
+/// Clients that are told of tasks that end.
+const MAX_SUBSCRIBERS: usize = 1_024;
 /// Characters of a command that serve as its label.
 const LABEL: usize = 80;
 
@@ -280,9 +282,14 @@ impl Tasks {
     }
 
     /// From now on `outbox` hears of tasks of `session` that end, and of those that nobody has heard of.
-    pub(crate) async fn subscribe(&self, outbox: Outbox, id: u64, session: Option<String>) {
+    pub(crate) async fn subscribe(&self, outbox: Outbox, id: u64, session: Option<String>) -> Result<(), ExecError> {
         let waiting: Vec<Arc<Task>> = {
             let mut inner = lock(&self.inner);
+            inner.subscribers.retain(|subscriber| !subscriber.outbox.is_closed());
+            if inner.subscribers.len() >= MAX_SUBSCRIBERS {
+                let text = format!("{MAX_SUBSCRIBERS} clients hear of tasks already");
+                return Err(ExecError::new(ErrorCode::LimitExceeded, text));
+            }
             let tasks = inner.tasks.values().filter(|task| task.session == session);
             let waiting = tasks.cloned().collect();
             inner.subscribers.push(Subscriber { outbox, id, session });
@@ -291,6 +298,7 @@ impl Tasks {
         for task in waiting {
             self.notify(&task).await;
         }
+        Ok(())
     }
 
     /// What a task has written, after waiting for what `wait` says.

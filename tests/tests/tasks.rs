@@ -418,3 +418,33 @@ fn a_daemon_that_runs_a_task_is_not_idle() {
     assert!(text(&run(&["tasks", "list"]).stdout).starts_with("bash-1 [bash] running"));
     assert!(wait_until(Duration::from_secs(5), || !world.socket().exists()));
 }
+
+#[test]
+fn questions_without_an_end_are_bounded_and_end_with_their_client() {
+    let world = world("");
+    start(&world, &mut connect(&world), None, "sleep 1000");
+    let mut peer = Peer::hello(&world.socket(), Encoding::Json);
+    for id in 0..1_030 {
+        peer.send(&ClientMessage::TaskRead {
+            id,
+            session: None,
+            task: "bash-1".into(),
+            cursor: Some(Cursor::default()),
+            wait: WaitFor::End,
+            timeout_ms: Some(600_000),
+        });
+    }
+    match peer.message().unwrap() {
+        ServerMessage::Error { id: Some(1_024), error } => {
+            assert!(error.message.starts_with("1024 questions"), "{error}")
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(peer);
+    let mut client = connect(&world);
+    let gone = || client.status().unwrap().connections == 1;
+    assert!(
+        wait_until(Duration::from_secs(5), gone),
+        "a client that has left is not waited with"
+    );
+}
