@@ -2,7 +2,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 
 use crate::config::Config;
 use crate::paths::Surroundings;
@@ -37,6 +37,9 @@ pub(crate) struct Arguments {
     /// Print `ready` once it listens (or `exists` when another daemon does), then close stdout
     #[arg(long)]
     pub(crate) ready_stdout: bool,
+    /// Print the manual page and leave
+    #[arg(long)]
+    pub(crate) man: bool,
     /// Check the configuration, show it with every default, and leave
     #[arg(long)]
     pub(crate) check_config: bool,
@@ -46,6 +49,9 @@ pub(crate) struct Arguments {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.man {
+        return print_man();
+    }
     if arguments.check_config {
         return check_config(&arguments);
     }
@@ -57,6 +63,17 @@ pub fn main() -> ExitCode {
         }
         Ok(Started::Exists) => complain("another dsh-execd serves this socket already"),
         Err(error) => complain(&error.to_string()),
+    }
+}
+
+fn print_man() -> ExitCode {
+    let mut page = Vec::new();
+    match clap_mangen::Man::new(Arguments::command()).render(&mut page) {
+        Ok(()) => {
+            print_line(&String::from_utf8_lossy(&page));
+            ExitCode::SUCCESS
+        }
+        Err(error) => complain(&format!("cannot make the manual page: {error}")),
     }
 }
 

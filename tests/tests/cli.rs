@@ -410,3 +410,34 @@ fn both_presets_are_written_are_valid_and_differ() {
     }
     assert_ne!(written[0], written[1]);
 }
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let world = World::new(users()[0]);
+    let dir = world.home().join("man1");
+    let output = world
+        .dsh_exec(&["man".as_ref(), "--dir".as_ref(), dir.as_os_str()])
+        .output()
+        .unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    for page in [
+        "dsh-exec",
+        "dsh-exec-run",
+        "dsh-exec-tasks-output",
+        "dsh-exec-config-init",
+        "dsh-exec-mcp",
+    ] {
+        let page = fs::read_to_string(dir.join(format!("{page}.1"))).unwrap_or_else(|error| panic!("{page}: {error}"));
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
+    let page = text(&world.dsh_exec(&["man"].map(OsStr::new)).output().unwrap().stdout);
+    assert!(
+        page.contains(".TH dsh\\-exec 1") || page.contains(".TH dsh-exec 1"),
+        "{page}"
+    );
+    let daemon = world.command(world.binary("dsh-execd")).arg("--man").output().unwrap();
+    assert!(
+        text(&daemon.stdout).contains("SIGHUP reads the configuration again"),
+        "{daemon:?}"
+    );
+}

@@ -3,6 +3,7 @@ mod completions;
 mod config;
 mod doctor;
 mod live;
+mod man;
 mod mcp;
 mod print;
 mod run;
@@ -84,6 +85,8 @@ enum Command {
     Service(service::ServiceArgs),
     /// Serve the bash tool to a client of the Model Context Protocol on standard input and output
     Mcp(mcp::McpArgs),
+    /// Print the manual page, or write all of them into a folder
+    Man(man::ManArgs),
     /// Print completions for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -102,6 +105,7 @@ pub fn main() -> ExitCode {
         Command::Config(args) => config::run(args, &endpoint),
         Command::Service(args) => service::run(args, &endpoint),
         Command::Mcp(args) => mcp::run(args, &endpoint),
+        Command::Man(args) => man::run(args, Arguments::command()),
         Command::Completions(args) => completions::run(args, Arguments::command()),
     };
     ExitCode::from(outcome.unwrap_or_else(|error| match error {
