@@ -1,10 +1,11 @@
 //! From what the helper reported to what the client gets: the result of a run, or the infrastructure failure.
 use dsh_policy::mode::{EnforcementLevel, SandboxMode, Tier};
-use dsh_policy::plan::{ExitStatus, Failure, Report, Step};
+use dsh_policy::plan::{ExitStatus, Failure, Plan, Report, Step};
 use dsh_policy::request::BashExecSpec;
 use dsh_policy::result::{ConfinedReport, EnvironmentReport, SandboxReport, StreamResult, Unenforced};
 use dsh_policy::{BashRunResult, ErrorCode, ExecError};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::probe::runner_failure;
 
@@ -97,8 +98,41 @@ fn sandbox(
     }
 }
 
+/// How much a command's environment takes of what the kernel passes to a program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EnvironmentSize {
+    entries: usize,
+    bytes: usize,
+}
+
+impl EnvironmentSize {
+    /// As the kernel counts: `name=value`, a NUL byte, and a pointer to each.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let entry = |name: usize, value: usize| name + value + 2 + size_of::<usize>();
+        Self {
+            entries: plan.env.len(),
+            bytes: plan
+                .env
+                .iter()
+                .map(|(name, value)| entry(name.0.len(), value.0.len()))
+                .sum(),
+        }
+    }
+}
+
+/// What `execve` takes of arguments and environment: a quarter of the stack's limit within the kernel's bounds. The helper has the daemon's limit.
+fn exec_limit() -> u64 {
+    let stack = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
+    (stack / 4).clamp(128 << 10, 6 << 20)
+}
+
 /// A set-up that failed: nothing ran.
-pub(crate) fn setup_failure(spec: &BashExecSpec, shell: &str, failure: &Failure) -> ExecError {
+pub(crate) fn setup_failure(
+    spec: &BashExecSpec,
+    shell: &str,
+    environment: EnvironmentSize,
+    failure: &Failure,
+) -> ExecError {
     let is = |errno: Errno| failure.errno == errno.raw_os_error();
     match failure.step {
         Step::Workdir => ExecError::new(
@@ -115,7 +149,14 @@ pub(crate) fn setup_failure(spec: &BashExecSpec, shell: &str, failure: &Failure)
         ),
         Step::Exec if is(Errno::TOOBIG) => ExecError::new(
             ErrorCode::LimitExceeded,
-            "the command and its environment are larger than the kernel passes to a program; put the data in a file or on stdin",
+            format!(
+                "the command ({} bytes) and its environment ({} entries, {} bytes as the kernel counts) are more than the {} bytes \
+                 that the kernel passes to a program; pass large values by standard input or in a file",
+                spec.command.0.len(),
+                environment.entries,
+                environment.bytes,
+                exec_limit(),
+            ),
         ),
         step => runner_failure(
             spec.sandbox_policy.mode,

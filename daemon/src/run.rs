@@ -69,7 +69,7 @@ pub(crate) async fn run(
     drop(request);
 
     // 3. Hand over the plan and watch the helper until everything has ended.
-    let watch = Watch::new(&spec, &settings, events, streams.gate);
+    let watch = Watch::new(&spec, &plan, &settings, events, streams.gate);
     let ended = supervise::run(helper, plan, streams.theirs, watch, &mut control).await;
     if let Some(private_tmp) = private_tmp {
         release_tmp(private_tmp).await;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::control::Control;
 use crate::helper::Helper;
-use crate::outcome::{Cause, Start, lost, setup_failure};
+use crate::outcome::{Cause, EnvironmentSize, Start, lost, setup_failure};
 use crate::output::Events;
 use crate::probe::runner_failure;
 use crate::state::Settings;
@@ -26,6 +26,7 @@ const TELL_DEADLINE: Duration = Duration::from_millis(500);
 /// What is known beforehand about a command.
 pub(crate) struct Watch<'a> {
     spec: &'a BashExecSpec,
+    environment: EnvironmentSize,
     settings: &'a Settings,
     events: Events,
     /// Opened once the client has been told of the start.
@@ -53,12 +54,14 @@ struct Progress {
 impl<'a> Watch<'a> {
     pub(crate) fn new(
         spec: &'a BashExecSpec,
+        plan: &Plan,
         settings: &'a Settings,
         events: Events,
         gate: watch::Sender<bool>,
     ) -> Self {
         Self {
             spec,
+            environment: EnvironmentSize::of(plan),
             settings,
             events,
             gate,
@@ -214,7 +217,12 @@ async fn take(message: FromHelper, progress: &mut Progress, watch: &Watch<'_>) -
                 .unwrap_or("bash".as_ref())
                 .display()
                 .to_string();
-            return Err(Fate::NotRun(setup_failure(watch.spec, &shell, &failure)));
+            return Err(Fate::NotRun(setup_failure(
+                watch.spec,
+                &shell,
+                watch.environment,
+                &failure,
+            )));
         }
         FromHelper::Started { .. } | FromHelper::Ready { .. } | FromHelper::Probed(_) => {
             return Err(Fate::Lost("its helper spoke out of turn"));

@@ -5,6 +5,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use dsh_policy::SandboxMode::{self, ReadOnly};
+use dsh_policy::error::{ErrorCode, ExecError};
+use dsh_policy::wire::{ClientMessage, Encoding, ServerMessage};
+use dsh_tests::wire::{Peer, request};
 use dsh_tests::{Ran, World, users};
 
 /// Names and values that must not get through, each with a value of its own to look for afterwards.
@@ -267,5 +270,71 @@ fn the_deployment_s_own_rules_hold_for_what_the_client_sends() {
             .collect();
         assert_eq!(removed, ["COMPANY_INTERNAL_URL", "OTHER_API_KEY"], "{user:?}");
         assert!(removed.iter().all(|name| !environment.contains_key(name)), "{user:?}");
+    }
+}
+
+/// What the daemon answers to a command with this environment, not counting what it adds itself.
+fn answer(world: &World, env: BTreeMap<dsh_policy::ByteString, dsh_policy::ByteString>) -> Result<i32, ExecError> {
+    let mut asked = request("exit 3");
+    asked.ambient_env = Some(BTreeMap::new());
+    asked.env = Some(env);
+    let mut peer = Peer::hello(&world.socket(), Encoding::Bincode);
+    peer.send(&ClientMessage::Run {
+        id: 1,
+        request: Box::new(asked),
+        stream: false,
+    });
+    match peer.last_answer(1) {
+        ServerMessage::Finished { result, .. } => Ok(result.exit_code.expect("no signal")),
+        ServerMessage::Error { error, .. } => Err(error),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A NUL byte and a pointer.
+const PER_ENTRY: usize = 1 + size_of::<usize>();
+
+/// Whether the kernel agrees is seen on both sides of the limit.
+#[test]
+fn more_than_the_kernel_passes_to_a_program_is_told_with_the_sizes_and_the_limit() {
+    let world = World::new(users()[0]);
+    let stack = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    let limit = (stack.unwrap_or(u64::MAX) / 4).clamp(128 << 10, 6 << 20);
+    let entry = 100_000;
+    let fitting = usize::try_from(limit).unwrap() / entry - 1;
+    let env = |count: usize| {
+        (0..count)
+            .map(|n| (format!("PART_{n:03}").into(), "x".repeat(entry).into()))
+            .collect()
+    };
+
+    assert_eq!(answer(&world, env(fitting)), Ok(3));
+
+    let error = answer(&world, env(fitting + 2)).unwrap_err();
+    assert_eq!(error.code, ErrorCode::LimitExceeded);
+    // What the executor adds to the parts.
+    let parts = (fitting + 2) * ("PART_000=".len() + entry + PER_ENTRY);
+    let added: usize = ["NO_COLOR=1", "TERM=dumb", "PAGER=cat", "GIT_PAGER=cat", "PWD=/"]
+        .map(|pair| pair.len() + PER_ENTRY)
+        .iter()
+        .sum();
+    let expected = format!(
+        "the command (6 bytes) and its environment ({} entries, {} bytes as the kernel counts) are more than the {limit} bytes \
+         that the kernel passes to a program; pass large values by standard input or in a file",
+        fitting + 2 + 5,
+        parts + added,
+    );
+    assert_eq!(error.message, expected);
+}
+
+#[test]
+fn a_name_that_is_no_text_is_written_as_base64_in_json() {
+    let world = World::new(users()[0]);
+    let mut peer = Peer::hello(&world.socket(), Encoding::Json);
+    let json = r#"{"type":"run","id":1,"stream":false,"request":{"command":"env -0 | grep -za '^ODD' | od -An -tx1","env":{"base64:T0RE/w==":"v"}}}"#;
+    peer.raw(&dsh_policy::frame::encode(json.as_bytes()).unwrap());
+    match peer.last_answer(1) {
+        ServerMessage::Finished { result, .. } => assert_eq!(result.stdout.text.trim(), "4f 44 44 ff 3d 76 00"),
+        other => panic!("{other:?}"),
     }
 }
