@@ -323,6 +323,36 @@ pub(crate) fn violate() -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
+const TMP: &str = "/tmp";
+const PREFIX: &str = "dsh-probe-";
+
+/// No probe takes so long; younger folders may be those of a process that only another pid namespace knows.
+const ABANDONED_AFTER: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Removes what probes of this user left that were killed half-way: their process is gone.
+fn remove_abandoned() {
+    use std::os::unix::fs::MetadataExt as _;
+    let own = rustix::process::geteuid().as_raw();
+    for entry in std::fs::read_dir(TMP).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok());
+        let is_old = |found: &std::fs::Metadata| {
+            let age = found.modified().ok().and_then(|modified| modified.elapsed().ok());
+            age.is_some_and(|age| age > ABANDONED_AFTER)
+        };
+        let is_own = || {
+            entry
+                .metadata()
+                .is_ok_and(|found| found.is_dir() && found.uid() == own && is_old(&found))
+        };
+        if pid.is_some_and(|pid| crate::tree::parent(pid).is_none()) && is_own() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// A folder of our own with one file in it, for as long as this lives.
 struct Folder(PathBuf);
 
@@ -330,7 +360,9 @@ impl Folder {
     fn make() -> std::io::Result<Self> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let path = Path::new("/tmp").join(format!("dsh-probe-{:016x}", u64::from_ne_bytes(random)));
+        remove_abandoned();
+        let name = format!("{PREFIX}{}-{:016x}", std::process::id(), u64::from_ne_bytes(random));
+        let path = Path::new(TMP).join(name);
         rustix::fs::mkdirat(CWD, &path, Mode::RWXU)?;
         let folder = Self(path);
         std::fs::write(folder.0.join(FORBIDDEN), b"")?;

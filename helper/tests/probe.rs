@@ -44,3 +44,27 @@ fn started_by_hand_it_says_what_to_run_instead() {
         b"dsh-exec-helper is started by dsh-execd; run dsh-exec instead\n"
     );
 }
+
+#[test]
+fn what_a_killed_probe_left_is_removed_by_the_next() {
+    let folder = |name: &str| std::path::Path::new("/tmp").join(name);
+    // No process has this number; the second name is of this one.
+    let abandoned = folder("dsh-probe-4194304-test");
+    let busy = folder(&format!("dsh-probe-{}-test", std::process::id()));
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    for folder in [&abandoned, &busy] {
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join("forbidden"), b"").unwrap();
+        std::fs::File::open(folder).unwrap().set_modified(long_ago).unwrap();
+    }
+    assert!(
+        Command::new(support::helper())
+            .arg("--probe")
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    assert!(!abandoned.exists() && busy.exists());
+    std::fs::remove_dir_all(busy).unwrap();
+}
