@@ -41,6 +41,7 @@ pub(crate) fn print() -> ExitCode {
 fn report() -> ProbeReport {
     let system = rustix::system::uname();
     let landlock_abi = sys::landlock_abi();
+    // First: the other tier's try drops the powers that mapping root needs.
     let namespaces = sys::try_namespaces();
     let outcome = try_landlock_tier();
     let filter_failed = matches!(&outcome, Err(failure) if failure.step == Step::Seccomp);
@@ -63,7 +64,14 @@ fn report() -> ProbeReport {
         seccomp_notify: notify_reason.is_none(),
         seccomp_notify_reason: notify_reason,
         user_namespaces: namespaces.is_ok(),
-        user_namespaces_reason: namespaces.err().map(|error| format!("unshare: {error}")),
+        user_namespaces_reason: namespaces.err().map(|(part, error)| {
+            let step = if part.is_mount() {
+                Step::Mounts
+            } else {
+                Step::Namespaces
+            };
+            describe(&failure(step, error.raw_os_error().unwrap_or(0), part.name()))
+        }),
         tiers: vec![not_built(Tier::Namespace), landlock, not_built(Tier::Mount)],
         advice: Vec::new(),
     };

@@ -3,6 +3,7 @@
 //! Everything here is thin: it turns Rust values into one call and the result into [`io::Result`]. Nothing here decides anything.
 mod child;
 mod metadata;
+mod namespaces;
 mod notify;
 mod prepared;
 
@@ -11,6 +12,7 @@ use std::ptr;
 
 pub(crate) use child::{ChildReport, Confine, Launch, spawn};
 pub(crate) use metadata::{attribute_call, flags_ioctl, set_times};
+pub(crate) use namespaces::try_namespaces;
 pub(crate) use notify::{Answer, Listener, Notification};
 pub(crate) use prepared::{Orders, PreparedChild};
 
@@ -120,28 +122,6 @@ pub(crate) fn has_exited(pid: i32) -> bool {
     let result = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, flags) };
     // SAFETY: after a successful WNOHANG call si_pid is 0 when nothing had ended.
     result != 0 || unsafe { info.si_pid() } != 0
-}
-
-/// Makes user and mount namespaces in a throw-away child; the error says why not.
-pub(crate) fn try_namespaces() -> io::Result<()> {
-    // SAFETY: the helper has one thread, and the child makes two plain calls.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        // SAFETY: numbers only; `_exit` runs nothing of the parent's.
-        0 => unsafe {
-            let made = libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) == 0;
-            libc::_exit(if made { 0 } else { *libc::__errno_location() })
-        },
-        child => {
-            let mut status = 0;
-            // SAFETY: waits for our own child and writes one number.
-            check(libc::c_long::from(unsafe { libc::waitpid(child, &raw mut status, 0) }))?;
-            match libc::WEXITSTATUS(status) {
-                0 if libc::WIFEXITED(status) => Ok(()),
-                errno => Err(io::Error::from_raw_os_error(errno)),
-            }
-        }
-    }
 }
 
 /// A system call by number with three numbers, for the probe's attempts at what must be refused.
