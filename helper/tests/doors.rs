@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use dsh_policy::mode::{Guarantee, Network};
 use dsh_policy::plan::{Confinement, FromHelper};
-use support::{Outcome, Run, confinement, helper, plan, run};
+use support::{Outcome, Run, confinement, copy_program, helper, plan, run};
 
 fn folder() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::Builder::new().prefix("doors").tempdir_in("/var/tmp").unwrap();
@@ -296,7 +296,7 @@ int main(int argc, char **argv) { in = argv[1]; out = argv[2]; strcpy((char *)pa
 #[test]
 fn inside_another_sandbox_it_still_confines_and_says_that_it_cannot_observe() {
     let (_folder, workspace) = folder();
-    std::fs::copy(helper(), workspace.join("inner")).unwrap();
+    copy_program(&helper(), &workspace.join("inner"));
     let outcome = run(
         &format!("{}/inner --probe", workspace.display()),
         Some(confinement(&[&workspace, Path::new("/tmp")])),

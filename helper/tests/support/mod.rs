@@ -107,6 +107,13 @@ pub(crate) fn as_ordinary_user() -> &'static [&'static str] {
     }
 }
 
+/// Copies an executable by another process: while this one holds it open for writing, a fork of another test's thread does so too, and it cannot be
+/// executed (ETXTBSY).
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
+    assert!(copied.success());
+}
+
 /// A copy of the helper that every user can execute.
 pub(crate) fn helper_for_everybody() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::Builder::new()
@@ -115,7 +122,7 @@ pub(crate) fn helper_for_everybody() -> (tempfile::TempDir, PathBuf) {
         .unwrap();
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let program = folder.path().join("dsh-exec-helper");
-    std::fs::copy(helper(), &program).unwrap();
+    copy_program(&helper(), &program);
     (folder, program)
 }
 
