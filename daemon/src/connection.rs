@@ -220,9 +220,11 @@ impl Session {
                 self.answer(id, Ok(ServerMessage::Config { id, toml, path })).await;
             }
             ClientMessage::Start { id, request } => {
-                let started = self.state.tasks.start(&self.state, *request);
-                self.answer(id, started.map(|task| ServerMessage::TaskStarted { id, task }))
-                    .await;
+                let state = Arc::clone(&self.state);
+                self.reply(id, async move {
+                    let task = state.tasks.start(&state, *request).await?;
+                    Ok(ServerMessage::TaskStarted { id, task })
+                });
             }
             message => self.take_about_tasks(message).await,
         }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::helper::lock;
 
 /// Bytes of one stream that stay in memory. The spill file has the whole of a longer one.
-const KEPT: usize = 1024 * 1024;
+const KEPT: usize = 256 * 1024;
 
 /// The newest bytes of a stream.
 #[derive(Debug, Default)]
@@ -36,6 +36,12 @@ impl Kept {
             self.bytes.drain(..gone);
             self.start += gone as u64;
         }
+    }
+
+    /// Forgets what is kept, not where the stream ends.
+    fn clear(&mut self) {
+        self.start = self.end();
+        self.bytes = Vec::new();
     }
 
     /// From `cursor` on, and whether something before it is gone.
@@ -81,6 +87,16 @@ impl Feed {
         };
         lock(&self.streams)[usize::from(*stream == StreamName::Stderr)].push(*offset, data.as_bytes());
         self.wake();
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn size(&self) -> usize {
+        lock(&self.streams).iter().map(|stream| stream.bytes.capacity()).sum()
+    }
+
+    /// Lets the memory go; a reader that has not read it hears that it missed something.
+    pub(crate) fn clear(&self) {
+        lock(&self.streams).iter_mut().for_each(Kept::clear);
     }
 
     /// Something has changed that readers wait for.

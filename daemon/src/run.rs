@@ -118,6 +118,13 @@ pub(crate) fn check_foreground(request: &BashExecRequest) -> Result<(), ExecErro
     ))
 }
 
+/// Whether a command could be started now: its folder can be used, and what confines it is there.
+pub(crate) async fn check_startable(state: &Arc<State>, request: &BashExecRequest) -> Result<(), ExecError> {
+    let settings = state.settings();
+    let spec = spec_of(state, &settings, request).await?;
+    tier_of(state, &settings, &spec).await.map(drop)
+}
+
 fn not_started(why: Stop) -> ExecError {
     match why {
         Stop::ShuttingDown => shutting_down(),
@@ -147,18 +154,7 @@ async fn prepare<'a>(
     let spec = spec_of(state, settings, request).await?;
     let slot = Running::new(state, state.slot().await?);
     let mode = spec.sandbox_policy.mode;
-    let tier = match mode.confines() {
-        true => {
-            let found = state.probe.current(&state.helpers).await;
-            Some(probe::choose(
-                &found,
-                &settings.config.tiers,
-                &spec.sandbox_policy.require,
-                mode,
-            )?)
-        }
-        false => None,
-    };
+    let tier = tier_of(state, settings, &spec).await?;
     let shell = settings.shell.as_deref().ok_or_else(|| {
         ExecError::new(
             ErrorCode::ShellMissing,
@@ -194,6 +190,16 @@ async fn prepare<'a>(
         slot,
         private_tmp,
     })
+}
+
+/// What confines a command; none when nothing has to.
+async fn tier_of(state: &State, settings: &Settings, spec: &BashExecSpec) -> Result<Option<Tier>, ExecError> {
+    let policy = &spec.sandbox_policy;
+    if !policy.mode.confines() {
+        return Ok(None);
+    }
+    let found = state.probe.current(&state.helpers).await;
+    probe::choose(&found, &settings.config.tiers, &policy.require, policy.mode).map(Some)
 }
 
 /// Resolution reads the file system, which may hang: never on the thread that serves everybody.

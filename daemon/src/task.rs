@@ -25,6 +25,8 @@ const WAIT_DEFAULT: Duration = Duration::from_millis(30_000);
 /// No read waits longer.
 const WAIT_CAP: Duration = Duration::from_millis(600_000);
 const KIND: &str = "bash";
+/// Output of tasks that have ended, in memory, all together. The oldest goes first; what was longer than a result's tail is in a file anyway.
+const ENDED_ROOM: usize = 16 * 1024 * 1024;
 /// Clients that are told of tasks that end.
 const MAX_SUBSCRIBERS: usize = 1_024;
 /// Characters of a command that serve as its label.
@@ -167,7 +169,7 @@ fn status(outcome: &Outcome) -> TaskStatus {
 
 impl Tasks {
     /// Registers a task and starts its command; an error has left nothing behind.
-    pub(crate) fn start(&self, state: &Arc<State>, mut request: BashExecRequest) -> Result<TaskInfo, ExecError> {
+    pub(crate) async fn start(&self, state: &Arc<State>, mut request: BashExecRequest) -> Result<TaskInfo, ExecError> {
         use dsh_policy::mode::Lifetime;
         let invalid = |text: &str| ExecError::new(ErrorCode::InvalidRequest, text);
         match request.lifetime {
@@ -184,6 +186,7 @@ impl Tasks {
                 "a background command has no open standard input; give it `stdin`",
             ));
         }
+        run::check_startable(state, &request).await?;
         if state.is_draining() {
             return Err(shutting_down());
         }
@@ -242,6 +245,7 @@ impl Tasks {
     async fn settle(&self, task: &Arc<Task>, outcome: Outcome) {
         task.outcome.send_replace(Some(Arc::new(outcome)));
         task.feed.wake();
+        lock(&self.inner).trim();
         tracing::info!(
             task = task.id(),
             session = task.session,
@@ -332,8 +336,9 @@ impl Tasks {
     pub(crate) fn kill(&self, session: Option<&str>, name: &str, reason: Option<&str>) -> Result<TaskInfo, ExecError> {
         let task = self.find(session, name)?;
         let info = task.info();
-        lock(&task.state).told = true;
-        if !info.status.is_terminal() {
+        if info.status.is_terminal() {
+            lock(&task.state).told = true;
+        } else {
             tracing::info!(task = name, session, reason, "task is to end");
             task.handle.stop(Stop::Cancelled);
         }
@@ -343,14 +348,12 @@ impl Tasks {
     /// Ends all tasks of a session and waits until nothing of them is left. Gives how many there were.
     pub(crate) async fn end_session(&self, session: &str) -> u32 {
         let tasks: Vec<Arc<Task>> = {
-            let mut inner = lock(&self.inner);
-            let numbers: Vec<u64> = inner
+            let inner = lock(&self.inner);
+            let of_session = inner
                 .tasks
                 .values()
-                .filter(|task| task.session.as_deref() == Some(session))
-                .map(|task| task.number)
-                .collect();
-            numbers.iter().filter_map(|number| inner.tasks.remove(number)).collect()
+                .filter(|task| task.session.as_deref() == Some(session));
+            of_session.cloned().collect()
         };
         for task in &tasks {
             lock(&task.state).told = true;
@@ -358,6 +361,8 @@ impl Tasks {
         }
         for task in &tasks {
             task.ended().await;
+            // Known until it is dead: limits and the daemon's idleness count it.
+            lock(&self.inner).tasks.remove(&task.number);
             forget(task).await;
         }
         u32::try_from(tasks.len()).unwrap_or(u32::MAX)
@@ -369,6 +374,8 @@ impl Tasks {
         tasks.iter().for_each(|task| task.handle.stop(Stop::ShuttingDown));
         for task in tasks {
             task.ended().await;
+            // Nobody can ask for it any more.
+            forget(&task).await;
         }
     }
 
@@ -384,6 +391,17 @@ impl Tasks {
 }
 
 impl Inner {
+    /// Lets go of the output of tasks that ended long ago.
+    fn trim(&self) {
+        let mut kept = 0;
+        for task in self.tasks.values().rev().filter(|task| task.outcome().is_some()) {
+            kept += task.feed.size();
+            if kept > ENDED_ROOM {
+                task.feed.clear();
+            }
+        }
+    }
+
     /// Takes out the oldest tasks that have ended, so that at most `kept` of those stay.
     fn make_room(&mut self, kept: usize) -> Vec<Arc<Task>> {
         let ended: Vec<u64> = self
