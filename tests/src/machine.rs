@@ -14,9 +14,11 @@ pub enum Feature {
     UserNamespaces,
     /// Seccomp with user notification.
     Seccomp,
+    /// What developers use every day: git, a C compiler, make, tar, strace, script, flock.
+    Tools,
     /// Python 3.
     Python,
-    /// Node 20 or later.
+    /// Node 18 or later.
     Node,
     /// The MCP project's Python client, at the interpreter that `DSH_MCP_PYTHON` names.
     McpPython,
@@ -32,11 +34,12 @@ impl std::str::FromStr for Feature {
                 .map_err(|error| format!("{text}: {error}")),
             None if text == "userns" => Ok(Self::UserNamespaces),
             None if text == "seccomp" => Ok(Self::Seccomp),
+            None if text == "tools" => Ok(Self::Tools),
             None if text == "python" => Ok(Self::Python),
             None if text == "node" => Ok(Self::Node),
             None if text == "mcp-python" => Ok(Self::McpPython),
             _ => Err(format!(
-                "{text}: not one of landlock:ABI, userns, seccomp, python, node, mcp-python"
+                "{text}: not one of landlock:ABI, userns, seccomp, tools, python, node, mcp-python"
             )),
         }
     }
@@ -64,8 +67,9 @@ pub fn has(feature: Feature) -> bool {
         }
         Feature::UserNamespaces => probe("unshare-user") == "OK",
         Feature::Seccomp => probe("seccomp-notify") == "OK",
+        Feature::Tools => TOOLS.iter().all(|tool| is_on_path(tool)),
         Feature::Python => answers("python3", "import sys; assert sys.version_info[0] == 3"),
-        Feature::Node => answers("node", "process.exit(parseInt(process.versions.node) >= 20 ? 0 : 1)"),
+        Feature::Node => answers("node", "process.exit(parseInt(process.versions.node) >= 18 ? 0 : 1)"),
         Feature::McpPython => mcp_python().is_some(),
     }
 }
@@ -82,6 +86,13 @@ pub fn can_run(test: &str, feature: Feature) -> bool {
         eprintln!("{test}: left out, this machine has no {feature:?}");
     }
     present
+}
+
+const TOOLS: [&str; 8] = ["git", "cc", "make", "tar", "strace", "script", "flock", "mktemp"];
+
+fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// Whether an interpreter is there and runs `program` without an error.
