@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use dsh_policy::bytes::ByteString;
 use dsh_policy::error::{ErrorCode, ExecError};
+use dsh_policy::explain::PathAnswer;
 use dsh_policy::frame::{self, Decoder, FRAME_LIMIT, HELLO_LIMIT};
 use dsh_policy::plan::BUILD_ID;
 use dsh_policy::probe::ProbeReport;
@@ -257,6 +258,27 @@ impl Client {
         })?;
         self.answer(id, |message| match message {
             ServerMessage::Resolved { spec, .. } => Some(*spec),
+            _ => None,
+        })
+    }
+
+    /// Which operations on `paths` a request would be allowed, without running it.
+    ///
+    /// # Errors
+    /// [`ClientError::Exec`] when the request cannot be run.
+    pub fn explain(
+        &mut self,
+        request: BashExecRequest,
+        paths: Vec<ByteString>,
+    ) -> Result<Vec<PathAnswer>, ClientError> {
+        let id = self.new_id();
+        self.send(&ClientMessage::Explain {
+            id,
+            request: Box::new(request),
+            paths,
+        })?;
+        self.answer(id, |message| match message {
+            ServerMessage::Explained { paths, .. } => Some(paths),
             _ => None,
         })
     }

@@ -30,7 +30,7 @@ const MAX_IN_FLIGHT: usize = 1_024;
 /// How often a connection whose input waits for room is looked at for having gone.
 const GONE_CHECK: Duration = Duration::from_millis(200);
 const CAPABILITIES: &[&str] = &[
-    "run", "stdin", "cancel", "resolve", "status", "probe", "config", "tasks",
+    "run", "stdin", "cancel", "resolve", "status", "probe", "config", "tasks", "explain",
 ];
 
 /// Serves a client until it leaves or breaks the protocol. `refusal` is why it is not served at all.
@@ -197,6 +197,13 @@ impl Session {
                 self.reply(id, async move {
                     let spec = Box::new(run::resolve(&state, &request).await?);
                     Ok(ServerMessage::Resolved { id, spec })
+                });
+            }
+            ClientMessage::Explain { id, request, paths } => {
+                let state = Arc::clone(&self.state);
+                self.reply(id, async move {
+                    let paths = run::explain(&state, &request, paths).await?;
+                    Ok(ServerMessage::Explained { id, paths })
                 });
             }
             ClientMessage::Probe { id } => {

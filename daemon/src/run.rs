@@ -1,11 +1,12 @@
 //! The story of one command: request -> spec -> environment -> plan -> helper -> facts -> result.
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dsh_policy::environment::{self, ChildEnvironment};
+use dsh_policy::explain::{self, PathAnswer};
 use dsh_policy::mode::{Lifetime, Tier};
 use dsh_policy::plan::Plan;
 use dsh_policy::request::{BashExecSpec, EnvMap};
@@ -123,6 +124,38 @@ pub(crate) async fn check_startable(state: &Arc<State>, request: &BashExecReques
     let settings = state.settings();
     let spec = spec_of(state, &settings, request).await?;
     tier_of(state, &settings, &spec).await.map(drop)
+}
+
+/// Which operations on `paths` a request would be allowed.
+pub(crate) async fn explain(
+    state: &Arc<State>,
+    request: &BashExecRequest,
+    paths: Vec<ByteString>,
+) -> Result<Vec<PathAnswer>, ExecError> {
+    let settings = state.settings();
+    let spec = spec_of(state, &settings, request).await?;
+    let tier = tier_of(state, &settings, &spec).await?;
+    let state = Arc::clone(state);
+    let explained = spawn_blocking(move || {
+        let inputs = PlanInputs {
+            shell: settings.shell.as_deref().unwrap_or(Path::new("/bin/bash")),
+            tier: tier.unwrap_or(Tier::Landlock),
+            private_tmp: None,
+            daemon_folders: &state.own_folders,
+            deployment: &settings.deployment,
+        };
+        let confinement = resolve::confinement(&spec.sandbox_policy, &inputs);
+        let (workdir, home) = (spec.workdir.to_path_buf(), state.surroundings.home.as_deref());
+        let answer = |path| explain::explain(confinement.as_ref(), path, &workdir, home);
+        paths.iter().map(answer).collect()
+    });
+    match timeout(RESOLVE_DEADLINE, explained).await {
+        Ok(Ok(answers)) => Ok(answers),
+        _ => Err(ExecError::new(
+            ErrorCode::Internal,
+            "the file system of a path has not answered in time",
+        )),
+    }
 }
 
 fn not_started(why: Stop) -> ExecError {
@@ -391,13 +424,13 @@ fn open_streams(
 const REFILL_DELAY: Duration = Duration::from_millis(1);
 
 fn refill(state: &Arc<State>, settings: &Settings) {
-    let (helpers, target) = (Arc::clone(&state.helpers), settings.config.helpers);
-    if !state.is_draining() {
-        tokio::spawn(async move {
-            sleep(REFILL_DELAY).await;
-            helpers.refill(target).await;
-        });
-    }
+    let (state, target) = (Arc::clone(state), settings.config.helpers);
+    tokio::spawn(async move {
+        sleep(REFILL_DELAY).await;
+        if !state.is_draining() {
+            state.helpers.refill(target).await;
+        }
+    });
 }
 
 /// Removes the spill files of a result that nobody gets.

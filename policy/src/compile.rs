@@ -74,6 +74,15 @@ pub fn compile(spec: &BashExecSpec, environment: ChildEnvironment, inputs: &Plan
     }
 }
 
+/// The rules by which a command of this policy would be judged; none when it is not confined.
+#[must_use]
+pub fn confinement(policy: &SandboxPolicy, inputs: &PlanInputs<'_>) -> Option<Confinement> {
+    policy
+        .mode
+        .confines()
+        .then(|| confine(policy, inputs.private_tmp.as_ref(), inputs))
+}
+
 fn confine(policy: &SandboxPolicy, private_tmp: Option<&ByteString>, inputs: &PlanInputs<'_>) -> Confinement {
     let writes = policy.mode == SandboxMode::WorkspaceWrite;
     // Only a mount namespace can put another folder in the place of `/tmp`; in the other tier the host's is simply not opened.

@@ -12,6 +12,7 @@ pub mod decide;
 pub mod denial;
 pub mod environment;
 pub mod error;
+pub mod explain;
 pub mod frame;
 pub mod git;
 pub mod mode;

@@ -12,7 +12,7 @@ use crate::paths;
 use crate::policy::{Deployment, PolicyRequest, SandboxPolicy};
 use crate::request::{BashExecRequest, BashExecSpec};
 
-pub use crate::compile::{PlanInputs, compile};
+pub use crate::compile::{PlanInputs, compile, confinement};
 
 /// What resolution knows about the surroundings of a request.
 #[derive(Clone, Copy, Debug)]

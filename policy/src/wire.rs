@@ -8,6 +8,7 @@ use crate::codec::{self, CodecError, Decode, Encode};
 use crate::denial::DenialFact;
 use crate::environment::EnvironmentRules;
 use crate::error::ExecError;
+use crate::explain::PathAnswer;
 use crate::mode::named_enum;
 use crate::probe::ProbeReport;
 use crate::request::{BashExecRequest, BashExecSpec};
@@ -156,6 +157,15 @@ pub enum ClientMessage {
     Config {
         /// Name of this request.
         id: u64,
+    },
+    /// Which operations on paths a request would be allowed, without running anything. Answer: `explained` or `error`.
+    Explain {
+        /// Name of this request.
+        id: u64,
+        /// What would be run.
+        request: Box<BashExecRequest>,
+        /// Relative ones are meant from its working directory.
+        paths: Vec<ByteString>,
     },
     /// Run a command in the background (`lifetime` `session`). Answer: `taskStarted` or `error`. It does not end with the connection.
     Start {
@@ -307,6 +317,13 @@ pub enum ServerMessage {
         id: u64,
         /// Bytes since the start of the request.
         bytes: u64,
+    },
+    /// Answer of `explain`.
+    Explained {
+        /// Which request.
+        id: u64,
+        /// In the order of the question.
+        paths: Vec<PathAnswer>,
     },
     /// Answer of `start`: the task is registered and its command runs, or waits for its turn.
     TaskStarted {

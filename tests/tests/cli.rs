@@ -441,3 +441,42 @@ fn every_command_has_a_manual_page() {
         "{daemon:?}"
     );
 }
+
+#[test]
+fn a_path_is_explained_as_a_command_would_be_judged() {
+    for user in users() {
+        let world = World::new(user);
+        let (inside, outside) = (world.workspace().join(".git/config"), world.outside().join("f"));
+        let options = ["--mode", "workspace-write", "--workspace"];
+        let workspace = world.workspace();
+        let ask = |more: &[&str]| {
+            let mut command = world.dsh_exec(&["--socket".as_ref(), world.socket().as_os_str(), "explain".as_ref()]);
+            command.args(options).arg(&workspace).args(more).output().unwrap()
+        };
+        let paths = [inside.to_str().unwrap(), outside.to_str().unwrap()];
+        let shown = text(&ask(&paths).stdout);
+        let expected = format!(
+            "{}\n  read-file     allowed\n  write-file    refused: EACCES (protected-path) (allowed by: mode danger-full-access)\n",
+            inside.display()
+        );
+        assert!(shown.starts_with(&expected), "{shown}");
+        let outside_line = format!(
+            "{}\n  read-file     allowed\n  write-file    refused: EACCES (outside-writable-roots) (allowed by: writable {})\n",
+            outside.display(),
+            world.outside().display()
+        );
+        assert!(shown.contains(&outside_line), "{shown}");
+        // The same as when it is tried.
+        let tried = world.run(
+            dsh_policy::SandboxMode::WorkspaceWrite,
+            format!("echo > {}", outside.display()),
+        );
+        let fact = &tried.facts()[0];
+        let json: serde_json::Value = serde_json::from_slice(&ask(&["--json", paths[1]]).stdout).unwrap();
+        let create = &json[0]["operations"][2];
+        assert_eq!(create["operation"], "create-file");
+        assert_eq!(create["rule"], serde_json::to_value(fact.rule).unwrap());
+        assert_eq!(create["allowedBy"], serde_json::to_value(&fact.allowed_by).unwrap());
+        assert!(!outside.exists());
+    }
+}

@@ -2,6 +2,7 @@
 mod completions;
 mod config;
 mod doctor;
+mod explain;
 mod live;
 mod man;
 mod mcp;
@@ -71,6 +72,8 @@ impl DaemonArguments {
 enum Command {
     /// Run a command
     Run(Box<run::RunCommand>),
+    /// Say whether a path could be read, written, … by a command, and by which rule; nothing is run
+    Explain(Box<explain::ExplainArgs>),
     /// Run a command in the background
     Start(Box<tasks::StartArgs>),
     /// List, read, wait for and end background commands
@@ -98,6 +101,7 @@ pub fn main() -> ExitCode {
     let endpoint = arguments.daemon.endpoint();
     let outcome = match &arguments.command {
         Command::Run(command) => run::run(&command.args, &endpoint),
+        Command::Explain(args) => explain::run(args, &endpoint),
         Command::Start(args) => tasks::start(args, &endpoint),
         Command::Tasks(args) => tasks::run(args, &endpoint),
         Command::Status(args) => status::run(args, &endpoint),

@@ -232,7 +232,7 @@ fn request(args: &RunArgs) -> Result<BashExecRequest, ClientError> {
 }
 
 /// A path of the caller: what is relative is meant from the caller's current directory. Symlinks and `..` are left for the daemon to resolve.
-fn own_path(path: &PathBuf) -> Result<ByteString, ClientError> {
+pub(super) fn own_path(path: &PathBuf) -> Result<ByteString, ClientError> {
     if path.is_absolute() || path.starts_with("~") {
         return Ok(ByteString::from(path.as_path()));
     }

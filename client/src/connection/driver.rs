@@ -212,6 +212,7 @@ fn address(message: &ServerMessage) -> Option<(u64, bool)> {
         | ServerMessage::Status { id, .. }
         | ServerMessage::Probe { id, .. }
         | ServerMessage::Config { id, .. }
+        | ServerMessage::Explained { id, .. }
         | ServerMessage::TaskStarted { id, .. }
         | ServerMessage::TaskOutput { id, .. }
         | ServerMessage::Tasks { id, .. }

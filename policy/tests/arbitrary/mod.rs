@@ -4,6 +4,7 @@
 use dsh_policy::bytes::ByteString;
 use dsh_policy::denial::{Errno, Operation, Rule};
 use dsh_policy::error::ErrorCode;
+use dsh_policy::explain::PathAnswer;
 use dsh_policy::mode::{EnforcementLevel, Guarantee, Lifetime, Network, SandboxMode, Tier, TmpKind};
 use dsh_policy::plan::{Confinement, ExitStatus, Failure, FromHelper, Plan, Report, Step, ToHelper};
 use dsh_policy::probe::{ProbeReport, TierReport};
@@ -252,6 +253,11 @@ fn about_tasks() -> impl Strategy<Value = ClientMessage> {
                     timeout_ms,
                 }
             ),
+        (id(), request().boxed(), many()).prop_map(|(id, request, paths)| ClientMessage::Explain {
+            id,
+            request: Box::new(request),
+            paths
+        }),
         (id(), session()).prop_map(|(id, session)| ClientMessage::TaskList { id, session }),
         (id(), session(), text(), of(text())).prop_map(|(id, session, task, reason)| ClientMessage::TaskKill {
             id,
@@ -323,6 +329,13 @@ pub(crate) fn server_message() -> impl Strategy<Value = ServerMessage> {
             report: Box::new(report)
         }),
         (id(), text(), bytes()).prop_map(|(id, toml, path)| ServerMessage::Config { id, toml, path }),
+        (id(), bytes()).prop_map(|(id, path)| ServerMessage::Explained {
+            id,
+            paths: vec![PathAnswer {
+                path,
+                operations: vec![]
+            }]
+        }),
         any::<(u64, u64)>().prop_map(|(id, bytes)| ServerMessage::InputTaken { id, bytes }),
         (id(), task().boxed()).prop_map(|(id, task)| ServerMessage::TaskStarted { id, task }),
         (id(), task_output().boxed()).prop_map(|(id, output)| ServerMessage::TaskOutput {
