@@ -11,13 +11,17 @@ use crate::facts::Refusal;
 use crate::mediate::{Decision, Judge, Parked, refusal};
 use crate::natural;
 use crate::object::{self, Last};
+use crate::reach;
 
 /// Size of the largest address that is looked at, `sockaddr_un` with a byte to end its path.
 const ADDRESS_MAX: usize = 110;
-const PATH_OFFSET: usize = 2;
+pub(crate) const PATH_OFFSET: usize = 2;
 
 /// Judges one call that names an address.
 pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
+    if parked.call.name != "bind" && judge.sockets.pins() {
+        return reach::judge(judge, parked);
+    }
     judge_address(judge, parked).unwrap_or_else(Decision::fail)
 }
 
@@ -61,7 +65,7 @@ fn blind(judge: &Judge, parked: &Parked<'_>) -> Decision {
 }
 
 /// The path in a Unix address; none for an unnamed or abstract one.
-fn unix_path(address: &[u8]) -> Option<&[u8]> {
+pub(crate) fn unix_path(address: &[u8]) -> Option<&[u8]> {
     let path = &address[PATH_OFFSET..];
     let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
     (end > 0).then(|| &path[..end])
@@ -102,7 +106,7 @@ fn bind_unix(judge: &Judge, parked: &Parked<'_>, address: &[u8]) -> Result<Decis
     }
 }
 
-fn reach_network(judge: &Judge, address: &[u8]) -> Decision {
+pub(crate) fn reach_network(judge: &Judge, address: &[u8]) -> Decision {
     let rule = match judge.confinement.network {
         Network::Full => return Decision::CONTINUE,
         Network::Loopback => Rule::NetworkLoopback,
@@ -143,6 +147,7 @@ pub(crate) fn describe_socket(family: i32, kind: i32, protocol: i32) -> String {
             .map_or_else(|| format!("{prefix}{number}"), |(_, name)| (*name).to_owned())
     };
     let families = [
+        (libc::AF_UNIX, "AF_UNIX"),
         (libc::AF_INET, "AF_INET"),
         (libc::AF_INET6, "AF_INET6"),
         (libc::AF_NETLINK, "AF_NETLINK"),

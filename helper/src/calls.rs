@@ -20,6 +20,8 @@ pub(crate) enum Class {
     Signal,
     /// A socket that the network axis may exclude.
     Socket,
+    /// A socket that may name others when it sends: the supervisor has to know.
+    Datagram,
     /// A socket address.
     Address,
     /// Closed to confined commands.
@@ -54,6 +56,8 @@ pub(crate) const WRITE_INTENT: u32 =
 const NAMESPACE_FLAGS: u32 = 0x7e02_0000;
 const NEW_TIME: u32 = 0x80;
 const W_OK: u32 = 2;
+/// The bit that `SOCK_DGRAM` and `SOCK_RAW` have, and streams have not.
+const DATAGRAM: u32 = 2;
 /// `FS_IOC_SETFLAGS`, its 32-bit twin, `FS_IOC_FSSETXATTR`, `FS_IOC_SETVERSION`, the fscrypt and verity commands that change a file.
 pub(crate) const FLAG_COMMANDS: &[u32] = &[0x4008_6602, 0x4004_6602, 0x401c_5820, 0x4008_7602];
 /// `TIOCSTI` and `TIOCLINUX` type into a terminal on behalf of its user.
@@ -434,6 +438,20 @@ const SOCKETS: &[Call] = &[call(
     When::NoneOf(0, &[libc::AF_UNIX.cast_unsigned()]),
 )];
 
+/// Datagram sockets, of which the supervisor has to know whether they are of the Unix family, and the calls that send by name with their arguments in memory.
+/// Notified only where the supervisor can send by itself.
+const SENDS: &[Call] = &[
+    call(libc::SYS_socket, "socket", Class::Datagram, When::AnyBit(1, DATAGRAM)),
+    call(
+        libc::SYS_socketpair,
+        "socketpair",
+        Class::Datagram,
+        When::AnyBit(1, DATAGRAM),
+    ),
+    call(libc::SYS_sendmsg, "sendmsg", Class::Address, When::Always),
+    call(libc::SYS_sendmmsg, "sendmmsg", Class::Address, When::Always),
+];
+
 /// Reading opens, notified only when paths are hidden.
 const READS: &[Call] = &[
     call(libc::SYS_openat, "openat", Class::Read, When::Always),
@@ -448,13 +466,16 @@ pub(crate) struct Scope {
     pub(crate) sockets: bool,
     /// Paths are hidden from reading.
     pub(crate) reads: bool,
+    /// The supervisor can take over sockets, and so send by itself.
+    pub(crate) sends: bool,
 }
 
 /// The entries that a plan needs, in no particular order; a number appears once for each of its tests.
 pub(crate) fn entries(scope: Scope) -> impl Iterator<Item = &'static Call> {
     let sockets = if scope.sockets { SOCKETS } else { &[] };
     let reads = if scope.reads { READS } else { &[] };
-    COMMON.iter().chain(OLDER).chain(sockets).chain(reads)
+    let sends = if scope.sends { SENDS } else { &[] };
+    COMMON.iter().chain(OLDER).chain(sockets).chain(reads).chain(sends)
 }
 
 /// The entry of a number that was notified.
@@ -463,6 +484,7 @@ pub(crate) fn find(number: i64) -> Option<&'static Call> {
         .iter()
         .chain(OLDER)
         .chain(SOCKETS)
+        .chain(SENDS)
         .find(|call| call.number == number)
 }
 
@@ -476,6 +498,7 @@ mod tests {
         let mut numbers: Vec<_> = entries(Scope {
             sockets: true,
             reads: false,
+            sends: false,
         })
         .map(|call| call.number)
         .collect();

@@ -14,8 +14,9 @@ use rustix::io::Errno;
 use crate::calls::{self, Call, Class};
 use crate::facts::{Ledger, Refusal};
 use crate::object::{Found, View};
+use crate::reach::{self, Sockets};
 use crate::repositories::Repositories;
-use crate::sys::{Answer, Listener, Notification};
+use crate::sys::{self, Answer, Listener, Notification};
 use crate::{address, emulate, files, process};
 
 /// What becomes of a parked call.
@@ -71,6 +72,8 @@ pub(crate) struct Judge {
     pub(crate) repositories: Repositories,
     /// The user has the powers of root when not confined.
     pub(crate) privileged: bool,
+    /// The command's sockets.
+    pub(crate) sockets: Sockets,
 }
 
 impl Judge {
@@ -118,6 +121,7 @@ impl Mediator {
                 confinement,
                 repositories: Repositories::new(),
                 privileged,
+                sockets: Sockets::new(),
             },
             limit,
             ledger: None,
@@ -149,6 +153,7 @@ impl Mediator {
         let view = View {
             thread: notification.pid.cast_signed(),
         };
+        self.judge.sockets.heard_of(view.thread);
         let parked = Parked {
             call,
             args: notification.data.args,
@@ -189,7 +194,7 @@ fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
         Class::Metadata => emulate::judge(judge, parked),
         Class::Access => files::judge_access(judge, parked),
         Class::Process | Class::Signal => process::judge(judge, parked),
-        Class::Socket => judge_socket(judge, parked),
+        Class::Socket | Class::Datagram => judge_socket(judge, parked),
         Class::Address => address::judge(judge, parked),
         Class::Closed(operation) => process::judge_closed(judge, parked, operation),
     }
@@ -198,7 +203,16 @@ fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
 fn judge_socket(judge: &Judge, parked: &Parked<'_>) -> Decision {
     let (family, kind, protocol) = (parked.int(0), parked.int(1), parked.int(2));
     match socket(&judge.confinement, family, kind, protocol) {
-        Verdict::Allow => Decision::CONTINUE,
+        Verdict::Allow => match judge.sockets.make(family, kind) {
+            Ok(()) => Decision::CONTINUE,
+            Err(reach::StillSending) => {
+                let detail = format!(
+                    "{} while another thread sends",
+                    address::describe_socket(family, kind, protocol)
+                );
+                Decision::Refuse(Refusal::of(Operation::CreateSocket, Rule::Confined, Some(detail)))
+            }
+        },
         Verdict::Refuse(rule) => {
             let detail = address::describe_socket(family, kind, protocol);
             Decision::Refuse(Refusal::of(Operation::CreateSocket, rule, Some(detail)))
@@ -232,15 +246,21 @@ pub(crate) fn unenforced(confinement: &Confinement, listen: bool) -> Vec<Unenfor
         Guarantee::DenyRead,
         "the landlock tier refuses them by name before the kernel looks again, so a program that races with itself can win; the namespace tier holds",
     );
+    let pins = sys::can_take_descriptors();
+    lacks(!listen, Guarantee::UnixSockets, no_listener);
     lacks(
-        true,
+        listen && !pins,
         Guarantee::UnixSockets,
-        "the landlock tier refuses connect and sendto by name, but not sendmsg, and a program that races with itself can win; the namespace tier holds",
+        "without pidfd_getfd, which this kernel or an outer filter refuses, connect and sendto are refused by name only: not sendmsg, and not to a program that races with itself",
     );
     lacks(
         confinement.network == Network::Loopback,
         Guarantee::Network,
-        "without a network namespace the services of the host on loopback stay reachable, and so does the network by sendmsg",
+        if pins {
+            "without a network namespace the services of the host on loopback stay reachable"
+        } else {
+            "without a network namespace the services of the host on loopback stay reachable, and without pidfd_getfd the network by sendmsg too"
+        },
     );
     missing
 }

@@ -8,6 +8,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use crate::bpf::{Action, Leaf, When, assemble};
 use crate::calls::{self, Call, Class, Scope};
+use crate::sys;
 
 /// Calls that do not exist for confined commands because their arguments lie in memory, where no filter sees them: `clone3` (its flags) and
 /// `openat2` (likewise). Every program that uses them falls back to the older call, so they are no refusals and no facts.
@@ -30,6 +31,7 @@ pub(crate) fn scope(confinement: &Confinement) -> Scope {
     Scope {
         sockets: confinement.network != Network::Full,
         reads: !confinement.deny_read.is_empty(),
+        sends: sys::can_take_descriptors(),
     }
 }
 
@@ -45,6 +47,7 @@ impl Prebuilt {
         let scope = Scope {
             sockets: false,
             reads: false,
+            sends: sys::can_take_descriptors(),
         };
         let leaves = leaves(scope, SandboxMode::WorkspaceWrite, Observation::Listener);
         // An error comes again, with its step, when the plan's own program is built.
@@ -136,6 +139,12 @@ fn action(call: &Call, mode: SandboxMode, observation: Observation) -> Option<Ac
         Class::Signal if !signals_scoped => Some(Action::Errno(libc::EPERM)),
         Class::Metadata if mode == SandboxMode::ReadOnly => Some(Action::Errno(libc::EPERM)),
         Class::Socket => Some(Action::Errno(libc::EACCES)),
-        Class::Metadata | Class::File | Class::Access | Class::Read | Class::Signal | Class::Address => None,
+        Class::Metadata
+        | Class::File
+        | Class::Access
+        | Class::Read
+        | Class::Signal
+        | Class::Address
+        | Class::Datagram => None,
     }
 }

@@ -10,12 +10,13 @@ use dsh_policy::result::{Unenforced, Usage};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
 
 use crate::channel::Channel;
 use crate::launch::failure;
 use crate::mediate::Mediator;
-use crate::sys::{self, ChildReport, Listener};
+use crate::sys::{self, ChildReport, Listener, Taken};
 use crate::tree;
 
 /// How long processes that were sent SIGKILL may take before they are counted as survivors (a process that waits in the kernel for a dead disk or
@@ -190,8 +191,9 @@ impl<'a, 'c> Supervisor<'a, 'c> {
                 names.push(&mut control);
             }
             if let Some(fd) = &self.report {
-                // Only its end: everything is read then, and the child is not interrupted at every word.
-                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::empty()));
+                // The listener at once, because the child waits for that. Then only the end: the child is not interrupted at every word.
+                let wanted = if self.awaits_listener() { PollFlags::IN } else { none };
+                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), wanted));
                 names.push(&mut report);
             }
             if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -206,8 +208,8 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         } else if !listener.is_empty() {
             self.listener = None; // The last process that had the filter is gone.
         }
-        while !report.is_empty() && self.report.is_some() {
-            self.read_report();
+        if !report.is_empty() {
+            while self.read_report() {}
         }
         if !signals.is_empty() {
             self.read_signals();
@@ -241,8 +243,13 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         }
     }
 
-    fn read_report(&mut self) {
-        let Some(report) = &self.report else { return };
+    fn awaits_listener(&self) -> bool {
+        self.mediator.is_some() && self.listener.is_none()
+    }
+
+    /// Reads one word of the child's; says whether there may be more.
+    fn read_report(&mut self) -> bool {
+        let Some(report) = &self.report else { return false };
         let mut bytes = [0u8; 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -253,6 +260,9 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
         )
         .map(|r| r.bytes);
+        if received == Err(Errno::AGAIN) {
+            return false;
+        }
         let mut fd = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(mut rights) = message {
@@ -264,6 +274,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             .filter(|length| *length > 0)
             .and_then(|length| ChildReport::parse(&bytes[..length], fd))
         {
+            Some(ChildReport::HasListener(number)) => self.take_listener(number),
             Some(ChildReport::Listener(fd)) => self.listener = Some(Listener::new(fd)),
             Some(ChildReport::Complete) => self.complete = true,
             Some(ChildReport::Failed(step, errno)) => {
@@ -272,6 +283,27 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             }
             None => self.report = None,
         }
+        self.report.is_some()
+    }
+
+    /// Takes the listener out of the child, which waits for the word that it may close it. Sending it would be a `sendmsg`, which is a notified call.
+    fn take_listener(&mut self, number: i32) {
+        let Some(report) = &self.report else { return };
+        let word = if sys::can_take_descriptors() {
+            match sys::take_descriptor(self.shell, self.shell, number) {
+                Ok(fd) => self.listener = Some(Listener::new(fd)),
+                Err(error) => {
+                    self.failed = Some((Step::Seccomp, error.raw_os_error().unwrap_or(0)));
+                    self.report = None;
+                    return;
+                }
+            }
+            Taken::Yes
+        } else {
+            Taken::Send
+        };
+        // A child that is gone says so by the end of its socket.
+        let _ = rustix::net::send(report, word.word(), SendFlags::NOSIGNAL);
     }
 
     fn read_signals(&mut self) {

@@ -171,7 +171,8 @@ pub(crate) fn read_start(path: &str, limit: usize) -> Vec<u8> {
     text
 }
 
-fn read(path: &str) -> Vec<u8> {
+/// The whole of a file; what could be read when something fails.
+pub(crate) fn read(path: &str) -> Vec<u8> {
     let Some(file) = open(path, OFlags::empty()) else {
         return Vec::new();
     };

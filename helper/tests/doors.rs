@@ -327,9 +327,6 @@ fn the_start_says_what_is_not_enforced() {
         panic!("{:?}", outcome.events)
     };
     let names: Vec<_> = unenforced.iter().map(|entry| entry.guarantee).collect();
-    assert_eq!(
-        names,
-        [Guarantee::ProtectedPaths, Guarantee::UnixSockets, Guarantee::Network]
-    );
+    assert_eq!(names, [Guarantee::ProtectedPaths, Guarantee::Network]);
     assert_eq!(*unobserved, None);
 }

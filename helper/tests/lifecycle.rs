@@ -75,7 +75,8 @@ fn a_failed_step_is_named_with_its_error() {
     let mut root = plan("true", Some(confinement(&[&PathBuf::from("/tmp")])));
     root.confinement.as_mut().unwrap().writable.push("/no/root".into());
     let mut required = plan("true", Some(confinement(&[])));
-    required.confinement.as_mut().unwrap().require = vec![Guarantee::UnixSockets];
+    required.confinement.as_mut().unwrap().network = Network::Loopback;
+    required.confinement.as_mut().unwrap().require = vec![Guarantee::Network];
     let mut other = plan("true", None);
     other.build = "0".into();
     for (plan, step, errno) in [

@@ -125,11 +125,15 @@ fn without_a_usable_tier_nothing_confined_runs() {
 
 #[test]
 fn a_required_guarantee_that_is_missing_is_named() {
-    let world = World::with_config(users()[0], "tiers = [\"landlock\"]\nrequire = [\"unix-sockets\"]\n");
+    let world = World::with_config(
+        users()[0],
+        "tiers = [\"landlock\"]\nnetwork = \"loopback\"\nrequire = [\"network\"]\n",
+    );
     let ran = world.run(SandboxMode::ReadOnly, "true");
     assert_eq!(ran.code(), 125);
     assert!(
-        ran.stderr.contains("sandbox mode \"read-only\" is requested but") && ran.stderr.contains("unix-sockets"),
+        ran.stderr.contains("sandbox mode \"read-only\" is requested but")
+            && ran.stderr.contains("network is required and cannot be kept"),
         "{:?}",
         ran.stderr
     );

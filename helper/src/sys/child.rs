@@ -3,7 +3,7 @@
 //! The order is the safety argument. Privilege only shrinks: the session and streams first (they need nothing), the working directory while it can
 //! still be reached, then `no_new_privs` (both filters need it), Landlock, the seccomp filters last so that they need not permit the steps before
 //! them, and at the end an attempt at what must be refused.
-use std::ffi::{CStr, c_char, c_int, c_long};
+use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::ptr;
@@ -49,12 +49,33 @@ pub(crate) struct Confine<'a> {
 /// What the child says over its report socket. End of file means that the shell was executed.
 #[derive(Debug)]
 pub(crate) enum ChildReport {
-    /// The notification listener, while the child goes on.
+    /// The child has a notification listener under this number; it waits for [`Taken`] before it becomes the shell.
+    HasListener(RawFd),
+    /// The notification listener itself.
     Listener(OwnedFd),
     /// Every step is done; what follows is the shell.
     Complete,
     /// A step failed and the child is gone.
     Failed(Step, i32),
+}
+
+/// What the helper answers to [`ChildReport::HasListener`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The helper has taken the listener by itself.
+    Yes,
+    /// It cannot; the child is to send it. Only where `sendmsg` is not notified.
+    Send,
+}
+
+impl Taken {
+    /// The one byte that travels.
+    pub(crate) fn word(self) -> &'static [u8] {
+        match self {
+            Self::Yes => b"T",
+            Self::Send => b"S",
+        }
+    }
 }
 
 /// Steps of the child, in order; their position is what travels.
@@ -83,6 +104,7 @@ impl ChildReport {
     pub(crate) fn parse(bytes: &[u8], fd: Option<OwnedFd>) -> Option<Self> {
         match (bytes, fd) {
             ([b'L', ..], Some(fd)) => Some(Self::Listener(fd)),
+            ([b'N', a, b, c, d], _) => Some(Self::HasListener(i32::from_le_bytes([*a, *b, *c, *d]))),
             ([b'X'], _) => Some(Self::Complete),
             ([b'F', step, a, b, c, d], _) => {
                 let step = STEPS.get(usize::from(*step)).copied().unwrap_or(Step::Exec);
@@ -116,8 +138,11 @@ unsafe fn become_command(launch: &Launch<'_>) -> ! {
         if let Some(confine) = &launch.confine {
             no_new_privileges(launch.report);
             restrict(launch, confine);
-            filter(launch.report, confine.filter, confine.listen);
+            let listener = filter(launch.report, confine.filter, confine.listen);
             self_check(launch.report, confine.listen);
+            if confine.listen {
+                await_taken(launch.report, listener);
+            }
         }
         execute(
             launch.report,
@@ -242,11 +267,11 @@ unsafe fn restrict(launch: &Launch<'_>, confine: &Confine<'_>) {
     }
 }
 
-/// The seccomp program; its listener goes to the helper when `listen` says so.
+/// The seccomp program. When `listen` says so the helper is told the number of its listener, which is returned.
 ///
 /// # Safety
 /// As for [`become_command`].
-pub(super) unsafe fn filter(report: RawFd, filter: &[libc::sock_filter], listen: bool) {
+pub(super) unsafe fn filter(report: RawFd, filter: &[libc::sock_filter], listen: bool) -> RawFd {
     let program = libc::sock_fprog {
         len: filter.len() as libc::c_ushort,
         filter: filter.as_ptr().cast_mut(),
@@ -266,7 +291,7 @@ pub(super) unsafe fn filter(report: RawFd, filter: &[libc::sock_filter], listen:
             if install(0) != 0 {
                 fail(report, SECCOMP);
             }
-            return;
+            return -1;
         }
         let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
         let mut fd = install(listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV);
@@ -276,15 +301,43 @@ pub(super) unsafe fn filter(report: RawFd, filter: &[libc::sock_filter], listen:
         if fd < 0 {
             fail(report, SECCOMP);
         }
-        hand_over(report, fd);
+        // The helper is closed to other processes, and so is its copy until it executes the shell: also to the helper, which has to take this out. What
+        // the copy holds of the command the shell shows as well.
+        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+        let [a, b, c, d] = (fd as RawFd).to_le_bytes();
+        let message = [b'N', a, b, c, d];
+        // Without an address, and so never notified: a call that is would wait for a helper that waits for this.
+        libc::send(report, message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL);
+        fd as RawFd
     }
 }
 
-/// Sends the listener over the report socket. `sendmsg` is never notified, or this would wait for a supervisor that waits for this.
+/// Waits until the helper has the listener: it is closed when the shell is executed.
 ///
 /// # Safety
 /// As for [`become_command`].
-unsafe fn hand_over(report: RawFd, fd: c_long) {
+pub(super) unsafe fn await_taken(report: RawFd, listener: RawFd) {
+    let mut word = [0u8; 1];
+    // SAFETY: the kernel writes at most one byte into `word`.
+    unsafe {
+        let mut received = libc::recv(report, word.as_mut_ptr().cast(), 1, 0);
+        while received < 0 && *libc::__errno_location() == libc::EINTR {
+            received = libc::recv(report, word.as_mut_ptr().cast(), 1, 0);
+        }
+        match (received, word) {
+            (1, [b'T']) => {}
+            (1, [b'S']) => hand_over(report, listener),
+            // The helper has given up.
+            _ => libc::_exit(125),
+        }
+    }
+}
+
+/// Sends the listener over the report socket, where `sendmsg` is not notified.
+///
+/// # Safety
+/// As for [`become_command`].
+unsafe fn hand_over(report: RawFd, fd: RawFd) {
     const SPACE: usize = 64;
     #[repr(C, align(8))]
     struct Control([u8; SPACE]);
@@ -305,7 +358,7 @@ unsafe fn hand_over(report: RawFd, fd: c_long) {
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(4) as _;
-        ptr::write_unaligned(libc::CMSG_DATA(header).cast::<c_int>(), fd as c_int);
+        ptr::write_unaligned(libc::CMSG_DATA(header).cast::<c_int>(), fd);
         if libc::sendmsg(report, &raw const message, libc::MSG_NOSIGNAL) != 1 {
             fail(report, SECCOMP);
         }

@@ -6,15 +6,17 @@ mod metadata;
 mod namespaces;
 mod notify;
 mod prepared;
+mod sockets;
 
 use std::io;
 use std::ptr;
 
-pub(crate) use child::{ChildReport, Confine, Launch, spawn};
+pub(crate) use child::{ChildReport, Confine, Launch, Taken, spawn};
 pub(crate) use metadata::{attribute_call, flags_ioctl, set_times};
 pub(crate) use namespaces::try_namespaces;
 pub(crate) use notify::{Answer, Listener, Notification};
 pub(crate) use prepared::{Orders, PreparedChild};
+pub(crate) use sockets::{can_take_descriptors, connect, send, take_descriptor, write_memory};
 
 /// Turns the `-1` of libc into an error.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {

@@ -18,6 +18,8 @@ pub(crate) enum Answer {
     Value(i64),
     /// A descriptor has been put into the process and its number returned; nothing is left to say.
     Delivered,
+    /// The call may block: a thread of its own does it and answers then.
+    Later,
 }
 
 /// The supervisor's end of a filter.
@@ -33,6 +35,13 @@ impl Listener {
         // SAFETY: the argument is a number; an older kernel refuses it, which costs only speed.
         unsafe { libc::ioctl(fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS as _, SYNC_WAKE_UP) };
         Self { fd }
+    }
+
+    /// The same listener, for a thread that answers one call when it is done.
+    pub(crate) fn share(&self) -> io::Result<Self> {
+        Ok(Self {
+            fd: self.fd.try_clone()?,
+        })
     }
 
     /// The next parked call. [`io::ErrorKind::NotFound`] means that its process has died meanwhile.
@@ -57,7 +66,7 @@ impl Listener {
             Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
             Answer::Fail(errno) => (0, -errno, 0),
             Answer::Value(value) => (value, 0, 0),
-            Answer::Delivered => return,
+            Answer::Delivered | Answer::Later => return,
         };
         let response = libc::seccomp_notif_resp { id, val, error, flags };
         // SAFETY: the kernel reads exactly this structure. The only failure is ENOENT: the caller is gone.

@@ -5,12 +5,11 @@
 //! `no_new_privs`, which both need, is on before either.
 use std::ffi::{CStr, CString, c_char};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, socketpair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::check;
 use super::child::{self, DROP_CAPABILITIES, LANDLOCK, SELF_CHECK, SESSION, WORKDIR};
 
 /// Room for the command, its environment and the lists of both. What is larger is forked for.
@@ -30,7 +29,7 @@ pub(crate) struct Orders<'a> {
     pub(crate) umask: u32,
     /// Flags of `landlock_restrict_self`.
     pub(crate) restrict_flags: u32,
-    /// Landlock confines abstract sockets on this kernel, so that it can be proved to be on.
+    /// Landlock confines signals on this kernel, so that it can be proved to be on.
     pub(crate) prove: bool,
 }
 
@@ -118,8 +117,6 @@ pub(crate) struct PreparedChild {
     pid: i32,
     report: OwnedFd,
     region: Region,
-    /// An abstract socket of the helper's that a child under Landlock cannot send to.
-    _witness: OwnedFd,
 }
 
 /// What the child needs before its orders.
@@ -128,40 +125,26 @@ struct Waiting<'a> {
     parent: i32,
     filter: &'a [libc::sock_filter],
     orders: *const Written,
-    /// Sends to the witness.
-    asker: RawFd,
-    witness: libc::sockaddr_un,
-    witness_len: libc::socklen_t,
 }
 
 impl PreparedChild {
     /// Forks a child that gives up its powers, installs `filter` and waits.
     pub(crate) fn fork(filter: &[libc::sock_filter]) -> io::Result<Self> {
         let (report, child_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let datagram = || socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        let (witness, asker) = (datagram()?, datagram()?);
-        let (name, name_len) = bind_anywhere(&witness)?;
+        let parent = rustix::process::getpid().as_raw_nonzero().get();
         let region = Region::new()?;
         let waiting = Waiting {
             report: child_end.as_raw_fd(),
-            parent: rustix::process::getpid().as_raw_nonzero().get(),
+            parent,
             filter,
             orders: region.base.cast(),
-            asker: asker.as_raw_fd(),
-            witness: name,
-            witness_len: name_len,
         };
         // SAFETY: the helper has one thread, so no lock can be held by another one at the fork; the child calls only async-signal-safe functions.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             // SAFETY: this is the child of a single-threaded process, and everything it uses was made before the fork.
             0 => unsafe { wait_for_orders(&waiting) },
-            pid => Ok(Self {
-                pid,
-                report,
-                region,
-                _witness: witness,
-            }),
+            pid => Ok(Self { pid, report, region }),
         }
     }
 
@@ -201,21 +184,6 @@ impl PreparedChild {
     }
 }
 
-/// Gives a socket an abstract name of the kernel's choice.
-fn bind_anywhere(socket: &OwnedFd) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: all-zero is a valid address; both calls read or write at most the length that they are told.
-    unsafe {
-        let mut name: libc::sockaddr_un = std::mem::zeroed();
-        name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        let mut length = size_of::<libc::sa_family_t>() as libc::socklen_t;
-        let fd = socket.as_fd().as_raw_fd();
-        check(libc::bind(fd, (&raw const name).cast(), length).into())?;
-        length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-        check(libc::getsockname(fd, (&raw mut name).cast(), &raw mut length).into())?;
-        Ok((name, length))
-    }
-}
-
 /// # Safety
 /// Only in the child of a fork of a single-threaded process. `waiting.orders` is the head of a shared region.
 unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
@@ -229,7 +197,7 @@ unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
             child::fail(report, SESSION);
         }
         child::no_new_privileges(report);
-        child::filter(report, waiting.filter, true);
+        let listener = child::filter(report, waiting.filter, true);
         child::self_check(report, true);
         let [stdin, stdout, stderr, ruleset] = receive_descriptors(report);
         let orders = &*waiting.orders;
@@ -240,9 +208,10 @@ unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
         if libc::syscall(libc::SYS_landlock_restrict_self, ruleset, orders.restrict_flags) != 0 {
             child::fail(report, LANDLOCK);
         }
-        if orders.prove && !is_scoped(waiting) {
+        if orders.prove && !is_scoped(waiting.parent) {
             child::fail(report, SELF_CHECK);
         }
+        child::await_taken(report, listener);
         child::execute(report, orders.shell, orders.argv, orders.envp)
     }
 }
@@ -300,21 +269,13 @@ unsafe fn receive_descriptors(report: RawFd) -> [RawFd; 4] {
     fds
 }
 
-/// Whether Landlock keeps this process from the helper's abstract socket. `sendmsg` is never notified.
+/// Whether Landlock keeps this process from signalling the helper. The signal is one that is ignored, and that is never notified: see `calls.rs`.
 ///
 /// # Safety
 /// As for [`wait_for_orders`].
-unsafe fn is_scoped(waiting: &Waiting<'_>) -> bool {
-    // SAFETY: a zeroed msghdr is a message without content; the name is read only.
+unsafe fn is_scoped(parent: i32) -> bool {
+    // SAFETY: numbers only.
     unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_name = (&raw const waiting.witness).cast_mut().cast();
-        message.msg_namelen = waiting.witness_len;
-        libc::sendmsg(
-            waiting.asker,
-            &raw const message,
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        ) == -1
-            && *libc::__errno_location() == libc::EPERM
+        libc::syscall(libc::SYS_tgkill, parent, parent, libc::SIGURG) == -1 && *libc::__errno_location() == libc::EPERM
     }
 }
