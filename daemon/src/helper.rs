@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dsh_policy::mode::Tier;
 use dsh_policy::plan::{BUILD_ID, FromHelper, Plan, ToHelper};
 use rustix::process::{Pid, Resource, Rlimit};
 use tokio::process::{Child, Command};
@@ -65,6 +66,8 @@ pub(crate) struct Helpers {
     starting: AtomicUsize,
     /// Somebody is filling up: many requests that end at once must not each start helpers.
     refilling: AtomicBool,
+    /// Helpers that start now make namespaces while they wait.
+    namespaces: AtomicBool,
 }
 
 /// One helper process that has not run its command yet, or is running it.
@@ -103,7 +106,14 @@ impl Helpers {
             ready: Mutex::default(),
             starting: AtomicUsize::new(0),
             refilling: AtomicBool::new(false),
+            namespaces: AtomicBool::new(false),
         })
+    }
+
+    /// Helpers that start from now on get ready for commands of this tier. Any of them can still run any command.
+    pub(crate) fn expect(&self, tier: Option<Tier>) {
+        let apart = matches!(tier, Some(Tier::Namespace | Tier::Mount));
+        self.namespaces.store(apart, Ordering::Relaxed);
     }
 
     /// Those of the daemon's `children` that are no helpers; none while it is not known yet which are.
@@ -187,9 +197,11 @@ impl Helpers {
             source,
         };
         let (channel, theirs) = Channel::pair().map_err(failed)?;
-        let (child, registered) = self
-            .begin(self.command(Stdio::from(theirs), Stdio::null()))
-            .map_err(failed)?;
+        let mut command = self.command(Stdio::from(theirs), Stdio::null());
+        if self.namespaces.load(Ordering::Relaxed) {
+            command.arg("--namespaces");
+        }
+        let (child, registered) = self.begin(command).map_err(failed)?;
         Ok(Helper {
             child,
             channel,

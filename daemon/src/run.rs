@@ -232,7 +232,9 @@ async fn tier_of(state: &State, settings: &Settings, spec: &BashExecSpec) -> Res
         return Ok(None);
     }
     let found = state.probe.current(&state.helpers).await;
-    probe::choose(&found, &settings.config.tiers, &policy.require, policy.mode).map(Some)
+    let tier = probe::choose(&found, &settings.config.tiers, &policy.require, policy.mode)?;
+    state.helpers.expect(Some(tier));
+    Ok(Some(tier))
 }
 
 /// Resolution reads the file system, which may hang: never on the thread that serves everybody.

@@ -93,6 +93,7 @@ pub(crate) fn daemon(arguments: &Arguments) -> Result<Started, StartError> {
     let idle_exit = (idle_exit_ms > 0).then(|| Duration::from_millis(idle_exit_ms));
     let helper = config.helper.clone().unwrap_or_else(helper::beside_daemon);
     let helpers = Helpers::new(helper, raise_open_files());
+    helpers.expect(config.tiers.first().copied());
     // Helpers inherit the place, and no file system must stay busy because of a daemon.
     let workdir = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     std::env::set_current_dir("/").map_err(io_error("cannot enter /"))?;

@@ -468,6 +468,8 @@ pub(crate) struct Scope {
     pub(crate) reads: bool,
     /// The supervisor can take over sockets, and so send by itself.
     pub(crate) sends: bool,
+    /// System V objects and message queues are those of the host.
+    pub(crate) ipc: bool,
 }
 
 /// The entries that a plan needs, in no particular order; a number appears once for each of its tests.
@@ -475,7 +477,14 @@ pub(crate) fn entries(scope: Scope) -> impl Iterator<Item = &'static Call> {
     let sockets = if scope.sockets { SOCKETS } else { &[] };
     let reads = if scope.reads { READS } else { &[] };
     let sends = if scope.sends { SENDS } else { &[] };
-    COMMON.iter().chain(OLDER).chain(sockets).chain(reads).chain(sends)
+    let private = move |call: &&Call| !scope.ipc && is_ipc_object(call);
+    let parts = [COMMON, OLDER, sockets, reads, sends];
+    parts.into_iter().flatten().filter(move |call| !private(call))
+}
+
+/// Whether a call is about objects of an ipc namespace. Keyrings are not in one.
+fn is_ipc_object(call: &Call) -> bool {
+    call.class == Class::Closed(Operation::Ipc) && !matches!(call.name, "keyctl" | "add_key" | "request_key")
 }
 
 /// The entry of a number that was notified.
@@ -499,6 +508,7 @@ mod tests {
             sockets: true,
             reads: false,
             sends: false,
+            ipc: true,
         })
         .map(|call| call.number)
         .collect();

@@ -100,7 +100,7 @@ enum Named {
 
 impl Target {
     /// Reads the path; after this nothing of the caller's memory matters any more.
-    fn read(self, view: View) -> Result<Named, Errno> {
+    fn read(self, view: View<'_>) -> Result<Named, Errno> {
         match self {
             Self::Descriptor(fd) => Ok(Named::Open(fd)),
             Self::Path {
@@ -124,7 +124,7 @@ impl Target {
 
 impl Named {
     /// The object itself, and its name as the caller gave it or, for a descriptor, as the kernel knows it.
-    fn pin(self, view: View) -> Result<(Found, Vec<u8>), Errno> {
+    fn pin(self, view: View<'_>) -> Result<(Found, Vec<u8>), Errno> {
         match self {
             Self::Path { at, given, last } => Ok((view.resolve(at, &given, last)?, given)),
             Self::Held(fd) => {
@@ -260,7 +260,7 @@ fn read_call(parked: &Parked<'_>) -> Result<(Target, Change), Errno> {
     })
 }
 
-fn words<const N: usize>(view: View, address: u64) -> Result<Option<[i64; N]>, Errno> {
+fn words<const N: usize>(view: View<'_>, address: u64) -> Result<Option<[i64; N]>, Errno> {
     if address == 0 {
         return Ok(None);
     }
@@ -278,12 +278,12 @@ fn time(tv_sec: i64, tv_nsec: i64) -> libc::timespec {
 }
 
 /// Of `struct utimbuf`.
-fn seconds(view: View, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
+fn seconds(view: View<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
     Ok(words::<2>(view, address)?.map(|[access, change]| [time(access, 0), time(change, 0)]))
 }
 
 /// Of two `struct timeval`.
-fn microseconds(view: View, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
+fn microseconds(view: View<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
     let Some([access, access_us, change, change_us]) = words::<4>(view, address)? else {
         return Ok(None);
     };
@@ -295,12 +295,12 @@ fn microseconds(view: View, address: u64) -> Result<Option<[libc::timespec; 2]>,
 }
 
 /// Of two `struct timespec`, with their special values.
-fn nanoseconds(view: View, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
+fn nanoseconds(view: View<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
     Ok(words::<4>(view, address)?
         .map(|[access, access_ns, change, change_ns]| [time(access, access_ns), time(change, change_ns)]))
 }
 
-fn attribute_name(view: View, address: u64) -> Result<CString, Errno> {
+fn attribute_name(view: View<'_>, address: u64) -> Result<CString, Errno> {
     let name = view.text(address).map_err(|errno| {
         if errno == Errno::NAMETOOLONG {
             Errno::RANGE
@@ -314,7 +314,7 @@ fn attribute_name(view: View, address: u64) -> Result<CString, Errno> {
     CString::new(name).map_err(|_| Errno::INVAL)
 }
 
-fn attribute_value(view: View, address: u64, size: u64) -> Result<Vec<u8>, Errno> {
+fn attribute_value(view: View<'_>, address: u64, size: u64) -> Result<Vec<u8>, Errno> {
     let size = usize::try_from(size)
         .ok()
         .filter(|size| *size <= VALUE_MAX)
@@ -326,7 +326,7 @@ fn attribute_value(view: View, address: u64, size: u64) -> Result<Vec<u8>, Errno
     Ok(value)
 }
 
-fn set_attribute(view: View, args: &[u64; 6]) -> Result<Change, Errno> {
+fn set_attribute(view: View<'_>, args: &[u64; 6]) -> Result<Change, Errno> {
     let flags = args[4] as u32;
     Ok(Change::SetAttribute {
         name: attribute_name(view, args[1])?,
@@ -335,14 +335,14 @@ fn set_attribute(view: View, args: &[u64; 6]) -> Result<Change, Errno> {
     })
 }
 
-fn remove_attribute(view: View, name: u64) -> Result<Change, Errno> {
+fn remove_attribute(view: View<'_>, name: u64) -> Result<Change, Errno> {
     Ok(Change::RemoveAttribute {
         name: attribute_name(view, name)?,
     })
 }
 
 /// `struct xattr_args`: address, size and flags of the value.
-fn set_attribute_at(view: View, args: &[u64; 6]) -> Result<Change, Errno> {
+fn set_attribute_at(view: View<'_>, args: &[u64; 6]) -> Result<Change, Errno> {
     let mut request = [0u8; 16];
     if args[5] < request.len() as u64 {
         return Err(Errno::INVAL);
@@ -362,7 +362,7 @@ fn set_attribute_at(view: View, args: &[u64; 6]) -> Result<Change, Errno> {
     })
 }
 
-fn file_attributes(view: View, args: &[u64; 6]) -> Result<Change, Errno> {
+fn file_attributes(view: View<'_>, args: &[u64; 6]) -> Result<Change, Errno> {
     let size = usize::try_from(args[3])
         .ok()
         .filter(|size| *size <= FILE_ATTR_MAX)

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dsh_policy::decide::{Verdict, read};
 use dsh_policy::denial::Operation;
-use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
 use crate::facts::Refusal;
@@ -12,7 +12,7 @@ use crate::mediate::{Decision, Judge, Parked, refusal};
 use crate::natural;
 use crate::object::{self, Found, Last, is_nameless, own_path};
 use crate::sys::Answer;
-use crate::{terminals, tree};
+use crate::terminals;
 
 /// Judges one call of the file class.
 pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
@@ -108,7 +108,7 @@ fn is_plain(judge: &Judge, parked: &Parked<'_>, at: i32, path: &[u8], operation:
     let nofollow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::PATH | OFlags::CLOEXEC | nofollow;
     matches!(
-        openat2(CWD, full, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS),
+        judge.world.open(full, flags, ResolveFlags::NO_SYMLINKS),
         Ok(_) | Err(Errno::NOENT)
     )
 }
@@ -162,7 +162,8 @@ fn open(judge: &Judge, parked: &Parked<'_>, at: i32, address: u64, flags: i32) -
     let Some(rule) = judge.refuses(operation, &found.path) else {
         return Ok(Decision::CONTINUE);
     };
-    if let Some(object) = found.object.as_ref().filter(|object| is_own(object, &found.path)) {
+    let own = |object: &&OwnedFd| is_own(judge, object, &found.path);
+    if let Some(object) = found.object.as_ref().filter(own) {
         return Ok(open_for(parked, object, flags));
     }
     if open_fails_anyway(&found, operation, flags) {
@@ -208,18 +209,18 @@ fn open_fails_anyway(found: &Found, operation: Operation, flags: i32) -> bool {
 }
 
 /// What the command may write to although no root holds it, and Landlock cannot tell from what belongs to others.
-fn is_own(object: &OwnedFd, path: &[u8]) -> bool {
-    is_of_own_process(object, path) || terminals::is_own(path)
+fn is_own(judge: &Judge, object: &OwnedFd, path: &[u8]) -> bool {
+    is_of_own_process(judge, object, path) || terminals::is_own(path)
 }
 
 /// Whether the object is one of the kernel's files about a process of the command itself (`/proc/PID/comm`, `oom_score_adj`, `mem`, …). Writing to them is
 /// no effect on a file of the host, but Landlock has no rule for "my own processes".
-fn is_of_own_process(object: &OwnedFd, path: &[u8]) -> bool {
+fn is_of_own_process(judge: &Judge, object: &OwnedFd, path: &[u8]) -> bool {
     let number = path
         .strip_prefix(b"/proc/")
         .and_then(|rest| rest.split(|byte| *byte == b'/').next());
     let pid = number.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
-    pid.is_some_and(tree::is_ours)
+    pid.is_some_and(|pid| judge.world.is_own_process(pid))
         && rustix::fs::fstatfs(object).is_ok_and(|system| system.f_type == libc::PROC_SUPER_MAGIC)
 }
 
@@ -401,7 +402,7 @@ fn access(judge: &Judge, parked: &Parked<'_>) -> Result<Decision, Errno> {
     };
     if is_nameless(&found)
         || judge.refuses(Operation::CheckAccess, &found.path).is_none()
-        || is_own(object, &found.path)
+        || is_own(judge, object, &found.path)
         || natural::access(object, Access::WRITE_OK).is_some()
     {
         return Ok(Decision::CONTINUE);

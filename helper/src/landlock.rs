@@ -9,9 +9,10 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{FileType, OFlags, ResolveFlags};
 
 use crate::sys;
+use crate::world::World;
 
 /// Records of refusals appear in the kernel's audit log also after exec: what the supervisor let through and Landlock refused was a race.
 const LOG_NEW_EXEC_ON: u32 = 1 << 1;
@@ -57,8 +58,8 @@ fn handled() -> BitFlags<AccessFs> {
     AccessFs::from_write(ABI::V8)
 }
 
-/// Makes the ruleset of a plan.
-pub(crate) fn prepare(confinement: &Confinement) -> Result<Prepared, LandlockError> {
+/// Makes the ruleset of a plan, for the objects that its paths lead to where the command runs.
+pub(crate) fn prepare(confinement: &Confinement, world: &World) -> Result<Prepared, LandlockError> {
     let abi = sys::landlock_abi();
     if abi == 0 {
         return Err(LandlockError::Missing);
@@ -71,11 +72,12 @@ pub(crate) fn prepare(confinement: &Confinement) -> Result<Prepared, LandlockErr
     }
     let mut created = ruleset.scope(Scope::from_all(ABI::V8))?.create()?;
     for root in &confinement.writable {
-        created = allow(created, root, handled())?;
+        created = allow(created, world, root, handled())?;
     }
     for device in &confinement.devices {
         created = allow(
             created,
+            world,
             device,
             AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
         )?;
@@ -91,10 +93,11 @@ pub(crate) fn prepare(confinement: &Confinement) -> Result<Prepared, LandlockErr
 /// Adds one root. A file gets only the rights that files have. A device that this host lacks needs no rule.
 fn allow(
     ruleset: RulesetCreated,
+    world: &World,
     path: &ByteString,
     access: BitFlags<AccessFs>,
 ) -> Result<RulesetCreated, LandlockError> {
-    let root = match rustix::fs::openat(CWD, path.as_os_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+    let root = match world.open(path.as_bytes(), OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty()) {
         Ok(root) => root,
         Err(rustix::io::Errno::NOENT) if path.as_bytes().starts_with(b"/dev/") => return Ok(ruleset),
         Err(errno) => return Err(LandlockError::Root(path.clone(), errno)),

@@ -10,10 +10,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::landlock;
 use crate::seccomp::{self, Observation, Prebuilt};
-use crate::sys::{self, Confine, Launch, Orders, PreparedChild};
+use crate::sys::{self, Confine, Launch, Orders, PrepareError, PreparedChild, ROOM, Refused};
+use crate::world::World;
 
 /// The Landlock ABI from which abstract sockets of processes outside cannot be reached.
 const ABSTRACT_SOCKETS_SCOPED: u32 = 6;
+/// The Landlock ABI from which signals to processes outside are refused.
+const SIGNALS_SCOPED: u32 = 6;
 
 /// What the child becomes, in the kernel's form.
 pub(crate) struct Image {
@@ -109,8 +112,19 @@ impl Image {
         Ok((pid, report))
     }
 
-    /// Lets a child that was prepared beforehand become the command, as [`Image::spawn`] does with a new one; none when it cannot.
-    pub(crate) fn hand_over(&self, child: PreparedChild, walls: &Walls) -> Option<(i32, OwnedFd)> {
+    /// Bytes that a prepared child needs for being told of this.
+    pub(crate) fn room(&self) -> usize {
+        /// For the layout, and for what rounding up takes.
+        const SLACK: usize = 256 * 1024;
+        let strings = self.arguments.iter().chain(&self.environment);
+        let told: usize = strings
+            .map(|string| string.as_bytes_with_nul().len() + size_of::<*const c_char>())
+            .sum();
+        (told + SLACK).max(ROOM)
+    }
+
+    /// Lets a child that was prepared beforehand become the command, as [`Image::spawn`] does with a new one.
+    pub(crate) fn hand_over(&self, child: PreparedChild, walls: &Walls) -> std::io::Result<(i32, OwnedFd)> {
         let orders = Orders {
             shell: &self.shell,
             arguments: &self.arguments,
@@ -121,7 +135,7 @@ impl Image {
             prove: walls.prepared.abi >= ABSTRACT_SOCKETS_SCOPED,
         };
         let stdio = self.stdio.each_ref().map(AsFd::as_fd);
-        child.start(&orders, stdio, walls.prepared.ruleset.as_fd()).ok()
+        child.start(&orders, stdio, walls.prepared.ruleset.as_fd())
     }
 
     /// What a failed step was about, for people.
@@ -134,23 +148,55 @@ impl Image {
     }
 }
 
+/// The seccomp program of a confinement. `listen` asks for a notification listener.
+pub(crate) fn filter(
+    confinement: &Confinement,
+    listen: bool,
+    prebuilt: &Prebuilt,
+) -> Result<Vec<libc::sock_filter>, Failure> {
+    let observation = if listen {
+        Observation::Listener
+    } else {
+        Observation::Blind {
+            signals_scoped: sys::landlock_abi() >= SIGNALS_SCOPED,
+        }
+    };
+    match prebuilt.for_plan(confinement, observation) {
+        Some(filter) => Ok(filter),
+        None => {
+            seccomp::build(confinement, observation).map_err(|error| failure(Step::BuildRuleset, 0, error.to_string()))
+        }
+    }
+}
+
+/// What the host refused of the namespaces, as the failed step.
+pub(crate) fn refused(Refused { part, error }: &Refused) -> Failure {
+    let step = if part.is_mount() {
+        Step::Mounts
+    } else {
+        Step::Namespaces
+    };
+    failure(step, error.raw_os_error().unwrap_or(0), part.name())
+}
+
+/// Why no child could be prepared, as the failed step.
+pub(crate) fn unprepared(error: &PrepareError) -> Failure {
+    match error {
+        PrepareError::Fork(error) => failure(Step::Fork, error.raw_os_error().unwrap_or(0), ""),
+        PrepareError::Namespaces(error) => refused(error),
+    }
+}
+
 impl Walls {
-    /// Builds ruleset and filter. `listen` asks for a notification listener.
-    pub(crate) fn prepare(confinement: &Confinement, listen: bool, prebuilt: &Prebuilt) -> Result<Self, Failure> {
-        let prepared = landlock::prepare(confinement)
+    /// Builds the ruleset for where the command runs. `listen` says that the filter has a notification listener.
+    pub(crate) fn prepare(
+        confinement: &Confinement,
+        world: &World,
+        filter: Vec<libc::sock_filter>,
+        listen: bool,
+    ) -> Result<Self, Failure> {
+        let prepared = landlock::prepare(confinement, world)
             .map_err(|error| failure(Step::BuildRuleset, error.errno(), error.to_string()))?;
-        let observation = if listen {
-            Observation::Listener
-        } else {
-            Observation::Blind {
-                signals_scoped: prepared.abi >= 6,
-            }
-        };
-        let filter = match prebuilt.for_plan(confinement, observation) {
-            Some(filter) => filter,
-            None => seccomp::build(confinement, observation)
-                .map_err(|error| failure(Step::BuildRuleset, 0, error.to_string()))?,
-        };
         let expect_refusal = !confinement
             .writable
             .iter()

@@ -11,6 +11,7 @@ mod facts;
 mod files;
 mod landlock;
 mod launch;
+mod layout;
 mod mediate;
 mod message;
 mod natural;
@@ -26,13 +27,16 @@ mod sys;
 mod terminals;
 mod tree;
 mod unix_names;
+mod world;
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::time::Duration;
 
+use dsh_policy::mode::Tier;
 use dsh_policy::plan::{BUILD_ID, Confinement, Failure, FromHelper, Plan, Report, Step, ToHelper};
 use dsh_policy::result::Unenforced;
 use nix::sys::signal::{SigSet, Signal};
@@ -43,10 +47,13 @@ use launch::{Image, Walls, failure};
 use mediate::Mediator;
 use seccomp::Prebuilt;
 use supervise::{Graces, Supervisor};
-use sys::PreparedChild;
+use sys::{Apart, Preparation, PreparedChild};
+use world::World;
 
 /// Exit code of a helper that could not do its work; the daemon knows why from the channel.
 const FAILED: u8 = 125;
+/// The argument by which the daemon says that commands will have namespaces of their own, so that they are made while the helper waits.
+const NAMESPACES: &[u8] = b"--namespaces";
 /// How long a daemon that does not read is waited for at the end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -62,9 +69,11 @@ fn main() -> ExitCode {
     sys::clear_environment();
     sys::default_signals();
     match arguments.first().map(Vec::as_slice) {
-        None => serve(),
+        None => serve(Tier::Landlock),
+        Some(NAMESPACES) => serve(Tier::Namespace),
         Some(b"--probe") => probe::print(),
-        Some(b"-c") if arguments.get(1).is_some_and(|command| command == probe::VIOLATE) => probe::violate(),
+        Some(probe::TRY_TIER) => probe::try_tier(arguments.get(1).map_or(&[], Vec::as_slice)),
+        Some(b"-c") => probe::violate(arguments.get(1).map_or(&[], Vec::as_slice)),
         Some(b"--version") => {
             println!("dsh-exec-helper {} ({BUILD_ID})", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS
@@ -93,15 +102,26 @@ fn refuse_to_start() -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-fn serve() -> ExitCode {
+/// `tier` is what the next command will most likely be confined by.
+fn serve(tier: Tier) -> ExitCode {
     let Some(mut channel) = Channel::open() else {
         return refuse_to_start();
     };
-    let prebuilt = Prebuilt::new();
+    let prebuilt = Prebuilt::new(tier);
     let mut prepared = None;
-    let outcome = match receive_plan(&mut channel, || prepared = PreparedChild::fork(prebuilt.program()).ok()) {
+    let preparation = Preparation {
+        filter: prebuilt.program(),
+        listen: true,
+        apart: (tier != Tier::Landlock).then_some(Apart { network: false }),
+        room: sys::ROOM,
+    };
+    let outcome = match receive_plan(&mut channel, || prepared = PreparedChild::fork(preparation).ok()) {
         Ok((plan, stdio)) => carry_out(&mut channel, &plan, stdio, &prebuilt, prepared),
-        Err(None) => return ExitCode::SUCCESS, // A waiting helper that is not needed any more.
+        Err(None) => {
+            // A waiting helper that is not needed any more.
+            prepared.into_iter().for_each(PreparedChild::discard);
+            return ExitCode::SUCCESS;
+        }
         Err(Some(failure)) => Err(failure),
     };
     let code = if outcome.is_ok() {
@@ -158,7 +178,7 @@ struct Job<'a, 'c> {
     plan: &'a Plan,
     signals: SignalFd,
     prebuilt: &'a Prebuilt,
-    prepared: Option<PreparedChild>,
+    image: Image,
 }
 
 fn carry_out(
@@ -168,89 +188,156 @@ fn carry_out(
     prebuilt: &Prebuilt,
     prepared: Option<PreparedChild>,
 ) -> Result<Report, Failure> {
-    // 3. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
+    let image = Image::prepare(plan, stdio)?;
+    // 3. namespaces, if the tier has them: first, because mapping the ids of a privileged user needs their powers.
+    let prepared = suitable_child(plan.confinement.as_ref(), &image, prebuilt, prepared)?;
+    // 4. drop-capabilities: here rather than in the child, so that supervisor and command have the same rights to files and the supervisor's
     //    answer to "would that have failed anyway?" is the command's.
-    let confinement = plan.confinement.as_ref();
-    let fits = confinement.is_some_and(|confinement| prebuilt.fits(confinement));
-    let prepared = match prepared {
-        Some(child) if !fits => {
-            child.discard();
-            None
-        }
-        prepared => prepared,
-    };
-    let privileged = confinement.is_some() && drop_capabilities()?;
-    // 4. supervisor: orphans come to us; signals arrive as messages.
+    let privileged = plan.confinement.is_some() && drop_capabilities()?;
+    // 5. supervisor: orphans come to us; signals arrive as messages.
     let signals = become_supervisor()?;
-    // 5. private-tmp.
+    // 6. private-tmp.
     let private_tmp = PrivateTmp::make(plan)?;
     let outcome = Job {
         channel,
         plan,
         signals,
         prebuilt,
-        prepared,
+        image,
     }
-    .run(stdio, privileged);
+    .run(prepared, privileged);
     drop(private_tmp);
     outcome
 }
 
+/// The prepared child, if it is what this command needs; otherwise, for a command with namespaces of its own, a new one. A command without is forked later.
+fn suitable_child(
+    confinement: Option<&Confinement>,
+    image: &Image,
+    prebuilt: &Prebuilt,
+    prepared: Option<PreparedChild>,
+) -> Result<Option<PreparedChild>, Failure> {
+    let apart = confinement.and_then(layout::apart);
+    let room = image.room();
+    if let Some(child) = prepared {
+        let fits = confinement.is_some_and(|confinement| prebuilt.fits(confinement));
+        if fits && child.apart() == apart && room == sys::ROOM {
+            return Ok(Some(child));
+        }
+        child.discard();
+    }
+    match (confinement, apart) {
+        (Some(confinement), Some(apart)) => {
+            let child = fork_apart(confinement, apart, room, true, prebuilt)?;
+            Ok(Some(child))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn fork_apart(
+    confinement: &Confinement,
+    apart: Apart,
+    room: usize,
+    listen: bool,
+    prebuilt: &Prebuilt,
+) -> Result<PreparedChild, Failure> {
+    let filter = launch::filter(confinement, listen, prebuilt)?;
+    PreparedChild::fork(Preparation {
+        filter: &filter,
+        listen,
+        apart: Some(apart),
+        room,
+    })
+    .map_err(|error| launch::unprepared(&error))
+}
+
+/// How one attempt at a command is confined.
+struct Confined<'a> {
+    confinement: &'a Confinement,
+    listen: bool,
+    privileged: bool,
+}
+
 impl Job<'_, '_> {
-    /// 6.-17. build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when none can be had: the kernel
+    /// 7.-17. mounts, build-ruleset, fork, the child's steps, and supervision. Done a second time without a listener when none can be had: the kernel
     /// permits one per process, so there is none inside another sandbox that has one.
-    fn run(&mut self, stdio: [OwnedFd; 3], privileged: bool) -> Result<Report, Failure> {
-        let image = Image::prepare(self.plan, stdio)?;
+    fn run(&mut self, prepared: Option<PreparedChild>, privileged: bool) -> Result<Report, Failure> {
         let Some(confinement) = &self.plan.confinement else {
-            return self.supervise(&image, None, None);
+            let child = self.image.spawn(None)?;
+            return self.supervise(child, None, Rc::new(World::HOST), (Vec::new(), None));
         };
-        let mediator = Mediator::new(confinement.clone(), self.plan.max_denials, privileged);
-        match self.attempt(&image, confinement, Some(mediator)) {
-            Err(failure) if failure.step == Step::Seccomp => self.attempt(&image, confinement, None),
+        let confined = |listen| Confined {
+            confinement,
+            listen,
+            privileged,
+        };
+        match self.attempt(&confined(true), prepared) {
+            Err(failure) if failure.step == Step::Seccomp => {
+                let prepared = match layout::apart(confinement) {
+                    Some(apart) => Some(fork_apart(confinement, apart, self.image.room(), false, self.prebuilt)?),
+                    None => None,
+                };
+                self.attempt(&confined(false), prepared)
+            }
             outcome => outcome,
         }
     }
 
-    fn attempt(
-        &mut self,
-        image: &Image,
-        confinement: &Confinement,
-        mediator: Option<Mediator>,
-    ) -> Result<Report, Failure> {
-        let walls = Walls::prepare(confinement, mediator.is_some(), self.prebuilt)?;
-        self.supervise(image, Some((&walls, confinement)), mediator)
+    fn attempt(&mut self, confined: &Confined<'_>, mut prepared: Option<PreparedChild>) -> Result<Report, Failure> {
+        let Confined {
+            confinement, listen, ..
+        } = *confined;
+        let inside = match &mut prepared {
+            Some(child) => child
+                .furnish(&layout::of(confinement)?)
+                .map_err(|error| launch::refused(&error))?,
+            None => None,
+        };
+        let world = Rc::new(World::new(inside));
+        let filter = match prepared {
+            Some(_) => Vec::new(), // It has its filter.
+            None => launch::filter(confinement, listen, self.prebuilt)?,
+        };
+        let walls = Walls::prepare(confinement, &world, filter, listen)?;
+        let limits = limits(&walls, confinement, &world, listen);
+        check_required(&limits.0, confinement)?;
+        // Before the command starts: whatever it makes must be younger.
+        let mediator = listen.then(|| {
+            let world = Rc::clone(&world);
+            Mediator::new(confinement.clone(), world, self.plan.max_denials, confined.privileged)
+        });
+        let child = match prepared.map(|child| self.image.hand_over(child, &walls)) {
+            Some(Ok(child)) => child,
+            Some(Err(error)) if world.is_apart() => {
+                return Err(failure(Step::Fork, error.raw_os_error().unwrap_or(0), ""));
+            }
+            Some(Err(_)) => {
+                let filter = launch::filter(confinement, listen, self.prebuilt)?;
+                self.image
+                    .spawn(Some(&Walls::prepare(confinement, &world, filter, listen)?))?
+            }
+            None => self.image.spawn(Some(&walls))?,
+        };
+        self.supervise(child, mediator, world, limits)
     }
 
     fn supervise(
         &mut self,
-        image: &Image,
-        walls: Option<(&Walls, &Confinement)>,
+        child: (i32, OwnedFd),
         mediator: Option<Mediator>,
+        world: Rc<World>,
+        (unenforced, unobserved): Limits,
     ) -> Result<Report, Failure> {
         let graces = Graces {
             kill: Duration::from_millis(self.plan.kill_grace_ms),
             drain: Duration::from_millis(self.plan.drain_grace_ms),
             setup: Duration::from_millis(self.plan.setup_deadline_ms),
         };
-        let listen = mediator.is_some();
-        let (unenforced, unobserved) = walls
-            .map(|(walls, confinement)| limits(walls, confinement, listen))
-            .unwrap_or_default();
-        check_required(&unenforced, walls.map(|(_, confinement)| confinement))?;
-        let walls = walls.map(|(walls, _)| walls);
-        let handed_over = self
-            .prepared
-            .take()
-            .zip(walls)
-            .and_then(|(child, walls)| image.hand_over(child, walls));
-        let child = match handed_over {
-            Some(child) => child,
-            None => image.spawn(walls)?,
-        };
-        let mut supervisor = Supervisor::new(self.channel, &self.signals, child, mediator, graces);
+        let mut supervisor = Supervisor::new(self.channel, &self.signals, child, mediator, world, graces);
         supervisor.set_up().map_err(|mut failure| {
             if failure.detail.is_empty() {
-                failure.detail = image.subject(failure.step);
+                failure.detail = self.image.subject(failure.step);
             }
             failure
         })?;
@@ -260,8 +347,8 @@ impl Job<'_, '_> {
 }
 
 /// The daemon has asked the probe before; here it is this very command's set-up that is looked at.
-fn check_required(unenforced: &[Unenforced], confinement: Option<&Confinement>) -> Result<(), Failure> {
-    let required = confinement.map_or(&[][..], |confinement| &confinement.require);
+fn check_required(unenforced: &[Unenforced], confinement: &Confinement) -> Result<(), Failure> {
+    let required = &confinement.require;
     match unenforced.iter().find(|missing| required.contains(&missing.guarantee)) {
         Some(missing) => Err(failure(
             Step::BuildRuleset,
@@ -276,9 +363,11 @@ fn check_required(unenforced: &[Unenforced], confinement: Option<&Confinement>) 
 }
 
 /// What is not enforced, and why refusals are not observed.
-fn limits(walls: &Walls, confinement: &Confinement, listen: bool) -> (Vec<Unenforced>, Option<String>) {
+type Limits = (Vec<Unenforced>, Option<String>);
+
+fn limits(walls: &Walls, confinement: &Confinement, world: &World, listen: bool) -> Limits {
     let mut unenforced = landlock::unenforced(walls.abi(), confinement);
-    unenforced.extend(mediate::unenforced(confinement, listen));
+    unenforced.extend(mediate::unenforced(confinement, listen, world.is_apart()));
     let unobserved = (!listen).then(|| {
         "the kernel permits one seccomp notification listener per process, and this one runs inside a sandbox that has it".to_owned()
     });

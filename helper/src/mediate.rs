@@ -3,6 +3,8 @@
 //! Three rules keep this sound against a program that changes its memory meanwhile. A refusal is always safe: the call does not happen. A call is let
 //! through only where Landlock enforces the same rule on the real object. Everything else is done by the supervisor itself, on an object that it has
 //! pinned and judged; then every outcome, also a failure, is answered and never let through.
+use std::rc::Rc;
+
 use dsh_policy::DenialFact;
 use dsh_policy::decide::{Verdict, socket, write_with};
 use dsh_policy::denial::{Operation, Rule};
@@ -17,6 +19,7 @@ use crate::object::{Found, View};
 use crate::reach::{self, Sockets};
 use crate::repositories::Repositories;
 use crate::sys::{self, Answer, Listener, Notification};
+use crate::world::World;
 use crate::{address, emulate, files, process};
 
 /// What becomes of a parked call.
@@ -45,7 +48,7 @@ pub(crate) struct Parked<'a> {
     /// Its arguments.
     pub(crate) args: [u64; 6],
     /// Its file system.
-    pub(crate) view: View,
+    pub(crate) view: View<'a>,
     /// Its identity, for answers that bring a descriptor.
     pub(crate) id: u64,
     /// Where it is parked.
@@ -66,6 +69,8 @@ impl Parked<'_> {
 
 /// The policy, and what this user could do without it.
 pub(crate) struct Judge {
+    /// Where the command runs.
+    pub(crate) world: Rc<World>,
     /// The rules.
     pub(crate) confinement: Confinement,
     /// Which repositories are old.
@@ -115,11 +120,12 @@ pub(crate) struct Mediator {
 
 impl Mediator {
     /// For a command that has not been forked yet.
-    pub(crate) fn new(confinement: Confinement, limit: u32, privileged: bool) -> Self {
+    pub(crate) fn new(confinement: Confinement, world: Rc<World>, limit: u32, privileged: bool) -> Self {
         Self {
             judge: Judge {
                 confinement,
-                repositories: Repositories::new(),
+                repositories: Repositories::new(Rc::clone(&world)),
+                world,
                 privileged,
                 sockets: Sockets::new(),
             },
@@ -152,6 +158,7 @@ impl Mediator {
         };
         let view = View {
             thread: notification.pid.cast_signed(),
+            world: &self.judge.world,
         };
         self.judge.sockets.heard_of(view.thread);
         let parked = Parked {
@@ -220,8 +227,8 @@ fn judge_socket(judge: &Judge, parked: &Parked<'_>) -> Decision {
     }
 }
 
-/// What the supervisor cannot promise in this tier, with the reason.
-pub(crate) fn unenforced(confinement: &Confinement, listen: bool) -> Vec<Unenforced> {
+/// What the supervisor cannot promise, with the reason. `apart` says that the command has namespaces of its own.
+pub(crate) fn unenforced(confinement: &Confinement, listen: bool, apart: bool) -> Vec<Unenforced> {
     let mut missing = Vec::new();
     let mut lacks = |condition: bool, guarantee: Guarantee, reason: &str| {
         if condition {
@@ -234,18 +241,11 @@ pub(crate) fn unenforced(confinement: &Confinement, listen: bool) -> Vec<Unenfor
     let writes = confinement.mode != SandboxMode::ReadOnly;
     let no_listener = "no seccomp notification listener can be had here";
     lacks(!listen, Guarantee::Facts, no_listener);
-    lacks(!listen && writes, Guarantee::FileMetadata, no_listener);
+    lacks(!listen && writes && !apart, Guarantee::FileMetadata, no_listener);
+    let by_name = "they are refused by name before the kernel looks again, so a program that races with itself can win";
     let protects = confinement.protect_git || !confinement.protect.is_empty();
-    lacks(
-        writes && protects,
-        Guarantee::ProtectedPaths,
-        "the landlock tier refuses them by name before the kernel looks again, so a program that races with itself can win; the namespace tier holds",
-    );
-    lacks(
-        !confinement.deny_read.is_empty(),
-        Guarantee::DenyRead,
-        "the landlock tier refuses them by name before the kernel looks again, so a program that races with itself can win; the namespace tier holds",
-    );
+    lacks(writes && protects, Guarantee::ProtectedPaths, by_name);
+    lacks(!confinement.deny_read.is_empty(), Guarantee::DenyRead, by_name);
     let pins = sys::can_take_descriptors();
     lacks(!listen, Guarantee::UnixSockets, no_listener);
     lacks(
@@ -254,7 +254,7 @@ pub(crate) fn unenforced(confinement: &Confinement, listen: bool) -> Vec<Unenfor
         "without pidfd_getfd, which this kernel or an outer filter refuses, connect and sendto are refused by name only: not sendmsg, and not to a program that races with itself",
     );
     lacks(
-        confinement.network == Network::Loopback,
+        confinement.network == Network::Loopback && !apart,
         Guarantee::Network,
         if pins {
             "without a network namespace the services of the host on loopback stay reachable"

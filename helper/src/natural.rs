@@ -1,16 +1,21 @@
 //! Would a call that the policy refuses have failed anyway, for this user without a sandbox? Then the kernel's own error stands, and there is no fact.
 //!
 //! The helper has exactly the command's rights to files (same ids, no capabilities), so it can ask the kernel about itself. Only refused calls get here.
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
 use crate::object::{Found, own_path};
+use crate::world::outside;
 
-/// The error, if the object cannot be accessed like this.
+/// The error, if the object cannot be accessed like this. A mount that is read-only for the command alone is the sandbox's doing and no ordinary failure.
 pub(crate) fn access(object: impl AsFd, wanted: Access) -> Option<Errno> {
-    rustix::fs::accessat(CWD, own_path(object.as_fd()), wanted, AtFlags::empty()).err()
+    let ask = |object: BorrowedFd<'_>| rustix::fs::accessat(CWD, own_path(object), wanted, AtFlags::empty()).err();
+    match ask(object.as_fd()) {
+        Some(Errno::ROFS) => ask(outside(object.as_fd())?.as_fd()),
+        other => other,
+    }
 }
 
 /// The error, if no name can be made in the folder of `found`, or the name is taken.

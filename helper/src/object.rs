@@ -1,13 +1,16 @@
 //! From the words of a call to the object that it means: paths resolved as the calling thread would, pinned, with their canonical name.
 //!
-//! The supervisor shares the command's root and mounts in this tier, so the kernel does nearly all of the walking (`openat2`). What it would do in the
-//! supervisor's own name is done here instead: `/proc/self`, `/proc/thread-self` and the magic links below them (`/dev/stdout` leads through one).
+//! The kernel does nearly all of the walking (`openat2`), below the command's root. What it would do in the supervisor's own name is done here instead:
+//! `/proc/self`, `/proc/thread-self` and the magic links below them (`/dev/stdout` leads through one).
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags, openat, openat2, statx,
+};
 use rustix::io::Errno;
 
 use crate::sys;
+use crate::world::World;
 
 /// Symbolic links followed before a path counts as a loop, as in the kernel.
 const MAX_LINKS: u32 = 40;
@@ -41,9 +44,11 @@ pub(crate) struct Found {
 
 /// The file system as one thread sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View {
-    /// The thread that made the call.
+pub(crate) struct View<'w> {
+    /// The thread that made the call, as the supervisor sees it.
     pub(crate) thread: i32,
+    /// Where it runs.
+    pub(crate) world: &'w World,
 }
 
 enum Link {
@@ -51,7 +56,7 @@ enum Link {
     Object(OwnedFd),
 }
 
-impl View {
+impl View<'_> {
     /// A C string of the thread's memory, at most [`PATH_MAX`] with its end.
     pub(crate) fn text(self, address: u64) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
@@ -129,7 +134,7 @@ impl View {
         let trimmed = trim_slashes(path);
         let trailing_slash = trimmed.len() < path.len();
         if trimmed.is_empty() {
-            return named(openat(CWD, "/", PIN, Mode::empty())?);
+            return named(self.world.root()?);
         }
         let (folder, name) = match trimmed.iter().rposition(|byte| *byte == b'/') {
             Some(slash) => (&trimmed[..=slash], &trimmed[slash + 1..]),
@@ -178,24 +183,20 @@ impl View {
 
     /// Opens the folder part of a path. The kernel walks it whole unless it leads through `/proc/self` or a magic link.
     fn folder(self, base: BorrowedFd<'_>, path: &[u8], links: &mut u32) -> Result<(OwnedFd, Vec<u8>), Errno> {
-        match openat2(
-            base,
-            path,
-            PIN | OFlags::DIRECTORY,
-            Mode::empty(),
-            ResolveFlags::NO_MAGICLINKS,
-        ) {
+        match self.walk_by_kernel(base, path) {
             Ok(folder) => {
                 let name = name_of(folder.as_fd())?;
-                if !is_own_process(&name) {
+                if self.world.is_apart() || !is_own_process(&name) {
                     return Ok((folder, name));
                 }
             }
             Err(Errno::LOOP) => {}
+            // `/proc/self` of another pid namespace does not exist for the supervisor.
+            Err(Errno::NOENT) if self.world.is_apart() => {}
             Err(errno) => return Err(errno),
         }
         let mut current = if path.first() == Some(&b'/') {
-            openat(CWD, "/", PIN, Mode::empty())?
+            self.world.root()?
         } else {
             openat(base, ".", PIN | OFlags::DIRECTORY, Mode::empty())?
         };
@@ -227,15 +228,31 @@ impl View {
         Ok((current, name))
     }
 
+    fn walk_by_kernel(self, base: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let flags = PIN | OFlags::DIRECTORY;
+        if path.first() == Some(&b'/') {
+            return self.world.open(path, flags, ResolveFlags::NO_MAGICLINKS);
+        }
+        // An absolute link would lead to the supervisor's root.
+        let links = if self.world.is_apart() {
+            ResolveFlags::NO_SYMLINKS
+        } else {
+            ResolveFlags::NO_MAGICLINKS
+        };
+        openat2(base, path, flags, Mode::empty(), links)
+    }
+
     /// Where a symbolic link leads, for this thread.
     fn link(self, parent: &OwnedFd, name: &[u8]) -> Result<Link, Errno> {
         if rustix::fs::fstatfs(parent)?.f_type == libc::PROC_SUPER_MAGIC {
             let is_root = rustix::fs::fstat(parent)?.st_ino == PROC_ROOT_INODE;
-            let group = || crate::tree::thread_group(self.thread).ok_or(Errno::NOENT);
+            let inner = |pid: Option<i32>| pid.and_then(crate::tree::inner_number).ok_or(Errno::NOENT);
+            let group = || inner(crate::tree::thread_group(self.thread));
             match name {
                 b"self" if is_root => return Ok(Link::Text(group()?.to_string().into_bytes())),
                 b"thread-self" if is_root => {
-                    return Ok(Link::Text(format!("{}/task/{}", group()?, self.thread).into_bytes()));
+                    let thread = inner(Some(self.thread))?;
+                    return Ok(Link::Text(format!("{}/task/{thread}", group()?).into_bytes()));
                 }
                 _ if is_root => {}
                 // Below a process every link is a magic one: its text is no path, only following it gives the object.
@@ -265,7 +282,17 @@ fn name_of(object: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     if name.ends_with(b" (deleted)") && rustix::fs::fstat(object)?.st_nlink == 0 {
         name.truncate(name.len() - b" (deleted)".len());
     }
+    if name == b"/" && !is_mounted(object) {
+        // The kernel calls it so when it was moved out of the mount through which it is held: as a name that would be a wrong one.
+        name = b"/(unreachable)".to_vec();
+    }
     Ok(name)
+}
+
+/// Whether an object is the root of a mount, as `/` is.
+fn is_mounted(object: BorrowedFd<'_>) -> bool {
+    statx(object, "", AtFlags::EMPTY_PATH, StatxFlags::empty())
+        .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// A path of the supervisor's that leads to a pinned object.

@@ -1,6 +1,8 @@
 //! Finds out what this host can enforce by doing the whole set-up in a throw-away child, which then tries what must be refused.
+use std::ffi::OsStr;
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +15,7 @@ use dsh_policy::probe::{ProbeReport, TierReport};
 use dsh_policy::result::Unenforced;
 use rustix::fs::{Access, CWD, Mode, OFlags};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::channel::Channel;
 use crate::launch::failure;
@@ -21,6 +24,10 @@ use crate::sys;
 
 /// What the throw-away child is told to run instead of a command: this program, as [`violate`].
 pub(crate) const VIOLATE: &[u8] = b"try-what-must-be-refused";
+/// The same in namespaces of its own, which hold less of the host.
+pub(crate) const VIOLATE_INSIDE: &[u8] = b"try-what-must-be-refused-inside";
+/// The argument that tries one tier.
+pub(crate) const TRY_TIER: &[u8] = b"--probe-tier";
 /// The child's working directory holds a file of this name, outside of what it may write.
 const FORBIDDEN: &str = "forbidden";
 const DEADLINE_MS: u64 = 3_000;
@@ -29,7 +36,11 @@ const NOT_REFUSED: i32 = 10;
 
 /// `--probe`: prints the report as JSON.
 pub(crate) fn print() -> ExitCode {
-    match codec::to_json(&report()) {
+    print_json(&report())
+}
+
+fn print_json<T: Serialize>(value: &T) -> ExitCode {
+    match codec::to_json(value) {
         Ok(json) => {
             println!("{}", String::from_utf8_lossy(&json));
             ExitCode::SUCCESS
@@ -40,18 +51,9 @@ pub(crate) fn print() -> ExitCode {
 
 fn report() -> ProbeReport {
     let system = rustix::system::uname();
-    let landlock_abi = sys::landlock_abi();
-    // First: the other tier's try drops the powers that mapping root needs.
-    let namespaces = sys::try_namespaces();
-    let outcome = try_landlock_tier();
-    let filter_failed = matches!(&outcome, Err(failure) if failure.step == Step::Seccomp);
-    let (landlock, notify_reason) = match outcome {
-        Ok(tried) => (tier(Tier::Landlock, None, tried.unenforced), tried.unobserved),
-        Err(failure) => {
-            let reason = describe(&failure);
-            (tier(Tier::Landlock, Some(reason.clone()), Vec::new()), Some(reason))
-        }
-    };
+    // Each in a process of its own: a try gives up the powers that the next one needs.
+    let [namespace, landlock] = [Tier::Namespace, Tier::Landlock].map(ask);
+    let notify_reason = landlock.reason.clone().or_else(|| landlock.unobserved.clone());
     let not_built = |which| tier(which, Some("not part of this version yet".to_owned()), Vec::new());
     let mut report = ProbeReport {
         kernel: system.release().to_string_lossy().into_owned(),
@@ -59,24 +61,68 @@ fn report() -> ProbeReport {
         lsm: std::fs::read_to_string("/sys/kernel/security/lsm")
             .ok()
             .map(|list| list.trim().to_owned()),
-        landlock_abi,
-        seccomp_filter: !filter_failed,
+        landlock_abi: sys::landlock_abi(),
+        seccomp_filter: !landlock.filter_failed,
         seccomp_notify: notify_reason.is_none(),
         seccomp_notify_reason: notify_reason,
-        user_namespaces: namespaces.is_ok(),
-        user_namespaces_reason: namespaces.err().map(|(part, error)| {
-            let step = if part.is_mount() {
-                Step::Mounts
-            } else {
-                Step::Namespaces
-            };
-            describe(&failure(step, error.raw_os_error().unwrap_or(0), part.name()))
-        }),
-        tiers: vec![not_built(Tier::Namespace), landlock, not_built(Tier::Mount)],
+        user_namespaces: !namespace.namespaces_failed,
+        user_namespaces_reason: namespace.reason.clone().filter(|_| namespace.namespaces_failed),
+        tiers: vec![
+            tier(Tier::Namespace, namespace.reason, namespace.unenforced),
+            tier(Tier::Landlock, landlock.reason, landlock.unenforced),
+            not_built(Tier::Mount),
+        ],
         advice: Vec::new(),
     };
     report.advice = advice(&report);
     report
+}
+
+/// What the try of one tier showed.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Tried {
+    /// Why it cannot be used.
+    reason: Option<String>,
+    /// No filter could be installed.
+    filter_failed: bool,
+    /// The namespaces or the mounts in them were refused.
+    namespaces_failed: bool,
+    unenforced: Vec<Unenforced>,
+    unobserved: Option<String>,
+}
+
+impl From<Failure> for Tried {
+    fn from(failure: Failure) -> Self {
+        Self {
+            reason: Some(describe(&failure)),
+            filter_failed: failure.step == Step::Seccomp,
+            namespaces_failed: matches!(failure.step, Step::Namespaces | Step::Mounts),
+            ..Self::default()
+        }
+    }
+}
+
+/// Tries a tier in another process of this program.
+fn ask(tier: Tier) -> Tried {
+    let io = |error: &std::io::Error| failure(Step::Fork, error.raw_os_error().unwrap_or(0), error.to_string());
+    let output = std::env::current_exe().and_then(|program| {
+        let mut command = std::process::Command::new(program);
+        command.arg(OsStr::from_bytes(TRY_TIER)).arg(tier.as_str()).output()
+    });
+    match output {
+        Ok(output) => codec::from_json(&output.stdout)
+            .unwrap_or_else(|_| failure(Step::Exec, 0, "the probe ended before it had an answer").into()),
+        Err(error) => io(&error).into(),
+    }
+}
+
+/// `--probe-tier NAME`: prints what the try of one tier showed.
+pub(crate) fn try_tier(name: &[u8]) -> ExitCode {
+    let Some(tier) = Tier::ALL.iter().find(|tier| tier.as_str().as_bytes() == name) else {
+        return ExitCode::from(crate::FAILED);
+    };
+    let tried = attempt_tier(*tier).unwrap_or_else(Tried::from);
+    print_json(&tried)
 }
 
 fn tier(tier: Tier, reason: Option<String>, unenforced: Vec<Unenforced>) -> TierReport {
@@ -135,18 +181,12 @@ fn advice(report: &ProbeReport) -> Vec<String> {
     advice
 }
 
-/// What a successful try showed.
-struct Tried {
-    unenforced: Vec<Unenforced>,
-    unobserved: Option<String>,
-}
-
-fn try_landlock_tier() -> Result<Tried, Failure> {
+fn attempt_tier(tier: Tier) -> Result<Tried, Failure> {
     let io = |error: std::io::Error| failure(Step::PrivateTmp, error.raw_os_error().unwrap_or(0), error.to_string());
     let folder = Folder::make().map_err(io)?;
     let confinement = Confinement {
         mode: SandboxMode::ReadOnly,
-        tier: Tier::Landlock,
+        tier,
         writable: Vec::new(),
         devices: vec!["/dev/null".into()],
         protect: Vec::new(),
@@ -161,7 +201,11 @@ fn try_landlock_tier() -> Result<Tried, Failure> {
     let plan = Plan {
         build: BUILD_ID.to_owned(),
         shell: shell.into(),
-        command: VIOLATE.into(),
+        command: if tier == Tier::Landlock {
+            VIOLATE.into()
+        } else {
+            VIOLATE_INSIDE.into()
+        },
         env: Vec::new(),
         workdir: folder.0.clone().into(),
         umask: 0o077,
@@ -175,12 +219,12 @@ fn try_landlock_tier() -> Result<Tried, Failure> {
     };
     let (ours, mut theirs) = UnixStream::pair().map_err(io)?;
     let mut channel = Channel::on(ours.as_fd());
-    let report = crate::carry_out(&mut channel, &plan, null_streams()?, &Prebuilt::new(), None)?;
+    let report = crate::carry_out(&mut channel, &plan, null_streams()?, &Prebuilt::new(tier), None)?;
     drop(ours);
     let mut bytes = Vec::new();
     theirs.read_to_end(&mut bytes).map_err(io)?;
     let tried = started(&bytes).ok_or_else(|| failure(Step::Exec, 0, "the probe did not start"))?;
-    judge(&report, tried.unobserved.is_none())?;
+    judge(&report, attempts(tier == Tier::Landlock), tried.unobserved.is_none())?;
     Ok(tried)
 }
 
@@ -202,26 +246,28 @@ fn started(bytes: &[u8]) -> Option<Tried> {
             unenforced, unobserved, ..
         }) = codec::from_binary(&payload)
         {
-            return Some(Tried { unenforced, unobserved });
+            return Some(Tried {
+                unenforced,
+                unobserved,
+                ..Tried::default()
+            });
         }
     }
     None
 }
 
-fn judge(report: &Report, observed: bool) -> Result<(), Failure> {
-    let names = || ATTEMPTS.iter().map(|attempt| attempt.0);
+fn judge(report: &Report, attempts: &[Attempt], observed: bool) -> Result<(), Failure> {
     match report.status {
         ExitStatus::Code(0) if !observed => Ok(()),
-        ExitStatus::Code(0) if report.denials.len() == ATTEMPTS.len() => Ok(()),
+        ExitStatus::Code(0) if report.denials.len() == attempts.len() => Ok(()),
         ExitStatus::Code(0) => Err(failure(
             Step::SelfCheck,
             0,
-            format!("{} of {} refusals were reported", report.denials.len(), ATTEMPTS.len()),
+            format!("{} of {} refusals were reported", report.denials.len(), attempts.len()),
         )),
         ExitStatus::Code(code) if code >= NOT_REFUSED => {
-            let name = names()
-                .nth(usize::try_from(code - NOT_REFUSED).unwrap_or(usize::MAX))
-                .unwrap_or("something");
+            let index = usize::try_from(code - NOT_REFUSED).unwrap_or(usize::MAX);
+            let name = attempts.get(index).map_or("something", |attempt| attempt.0);
             Err(failure(Step::SelfCheck, 0, format!("{name} was not refused")))
         }
         status => Err(failure(
@@ -234,6 +280,15 @@ fn judge(report: &Report, observed: bool) -> Result<(), Failure> {
 
 /// An attempt at what must be refused: its name, what it tries, the error it must get.
 type Attempt = (&'static str, fn() -> Result<(), Errno>, Errno);
+
+/// How many of [`ATTEMPTS`], from the end, are about what a command with namespaces of its own does not share with the host.
+const SHARED_ONLY: usize = 2;
+
+/// What must be refused to a command that shares the host's processes and System V objects, or has its own.
+fn attempts(shared: bool) -> &'static [Attempt] {
+    let left_out = if shared { 0 } else { SHARED_ONLY };
+    &ATTEMPTS[..ATTEMPTS.len() - left_out]
+}
 
 const ATTEMPTS: &[Attempt] = &[
     ("writing a file", || open(FORBIDDEN, OFlags::WRONLY), Errno::ACCESS),
@@ -320,11 +375,16 @@ fn signal_parent() -> Result<(), Errno> {
 }
 
 /// The throw-away child: tries everything and says what was not refused as it must be.
-pub(crate) fn violate() -> ExitCode {
+pub(crate) fn violate(which: &[u8]) -> ExitCode {
+    let attempts = match which {
+        VIOLATE => attempts(true),
+        VIOLATE_INSIDE => attempts(false),
+        _ => return crate::refuse_to_start(),
+    };
     if rustix::fs::access(FORBIDDEN, Access::READ_OK).is_err() {
         return ExitCode::from(1); // Reading is not restricted: something else is wrong.
     }
-    let failed = ATTEMPTS
+    let failed = attempts
         .iter()
         .position(|(_, attempt, expected)| attempt() != Err(*expected));
     let code = failed.map_or(0, |index| NOT_REFUSED + i32::try_from(index).unwrap_or(0));

@@ -23,14 +23,15 @@ enum Target {
 
 /// Judges one call of the process or signal class.
 pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
-    let _ = judge;
+    let world = &judge.world;
     let (target, signal) = read_call(parked);
     let outside = match target {
         Target::Own => false,
-        Target::Process(pid) => pid != parked.view.thread && exists(pid) && !tree::is_ours(pid),
+        Target::Process(pid) => pid != parked.view.thread && exists(pid) && !world.owns_number(pid),
         // A group has the number of the process that made it, which may be gone; a group of the command was made by one of its processes.
-        Target::Group(group) => exists(group) && !tree::is_ours(group),
-        Target::User(_) => true,
+        Target::Group(group) => exists(group) && !world.owns_number(group),
+        // The user's processes in the caller's own pid namespace.
+        Target::User(_) => !world.is_apart(),
     };
     // Signal 0 is a question; the kernel answers it truthfully by itself.
     if !outside || signal == Some(0) || fails_anyway(target) {
@@ -77,13 +78,15 @@ fn read_call(parked: &Parked<'_>) -> (Target, Option<i32>) {
 }
 
 /// The process behind a process descriptor of the caller's.
-fn by_descriptor(view: View, fd: i32) -> Target {
+fn by_descriptor(view: View<'_>, fd: i32) -> Target {
     let text = tree::read_start(&format!("/proc/{}/fdinfo/{fd}", view.thread), 1024);
     let line = text
         .split(|byte| *byte == b'\n')
         .find_map(|line| line.strip_prefix(b"Pid:"));
     let pid = line.and_then(|line| std::str::from_utf8(line).ok()?.trim().parse().ok());
-    pid.filter(|pid| *pid > 0).map_or(Target::Own, Target::Process)
+    // Of a process in another pid namespace than the supervisor's nobody outside can have a descriptor to give.
+    let pid = pid.filter(|pid| *pid > 0 && !view.world.is_apart());
+    pid.map_or(Target::Own, Target::Process)
 }
 
 fn exists(pid: i32) -> bool {

@@ -1,7 +1,7 @@
 //! The seccomp program of a plan: what the supervisor is asked about, and what has a constant answer.
 use std::collections::BTreeMap;
 
-use dsh_policy::mode::{Network, SandboxMode};
+use dsh_policy::mode::{Network, SandboxMode, Tier};
 use dsh_policy::plan::Confinement;
 use libc::sock_filter;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
@@ -32,6 +32,7 @@ pub(crate) fn scope(confinement: &Confinement) -> Scope {
         sockets: confinement.network != Network::Full,
         reads: !confinement.deny_read.is_empty(),
         sends: sys::can_take_descriptors(),
+        ipc: confinement.tier == Tier::Landlock,
     }
 }
 
@@ -43,11 +44,12 @@ pub(crate) struct Prebuilt {
 
 impl Prebuilt {
     /// For the default network and no hidden paths; with a listener nothing else of a plan matters.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(tier: Tier) -> Self {
         let scope = Scope {
             sockets: false,
             reads: false,
             sends: sys::can_take_descriptors(),
+            ipc: tier == Tier::Landlock,
         };
         let leaves = leaves(scope, SandboxMode::WorkspaceWrite, Observation::Listener);
         // An error comes again, with its step, when the plan's own program is built.

@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dsh_policy::plan::{ExitStatus, Failure, FromHelper, Report, Step, ToHelper};
@@ -18,6 +19,7 @@ use crate::launch::failure;
 use crate::mediate::Mediator;
 use crate::sys::{self, ChildReport, Listener, Taken};
 use crate::tree;
+use crate::world::World;
 
 /// How long processes that were sent SIGKILL may take before they are counted as survivors (a process that waits in the kernel for a dead disk or
 /// file server cannot be ended by anybody).
@@ -41,6 +43,7 @@ pub(crate) struct Supervisor<'a, 'c> {
     channel: &'a mut Channel<'c>,
     signals: &'a SignalFd,
     mediator: Option<Mediator>,
+    world: Rc<World>,
     listener: Option<Listener>,
     report: Option<OwnedFd>,
     graces: Graces,
@@ -68,6 +71,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         signals: &'a SignalFd,
         (shell, report): (i32, OwnedFd),
         mediator: Option<Mediator>,
+        world: Rc<World>,
         graces: Graces,
     ) -> Self {
         // Counted from the fork: the shell may be refused something before the news of its start has arrived here.
@@ -76,6 +80,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             channel,
             signals,
             mediator,
+            world,
             listener: None,
             report: Some(report),
             graces,
@@ -321,6 +326,7 @@ impl<'a, 'c> Supervisor<'a, 'c> {
         let reaped = tree::reap(self.shell);
         if let Some(status) = reaped.watched {
             self.status = Some(status);
+            self.world.let_go();
             if self.announced {
                 self.tell(&FromHelper::ShellExited(status));
             }

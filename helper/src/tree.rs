@@ -110,6 +110,12 @@ pub(crate) fn parents(pid: i32, shell: i32) -> Vec<u32> {
     while current != shell && chain.len() < MAX_DEPTH {
         let Some(parent) = parent(current) else { break };
         if parent == rustix::process::getpid().as_raw_nonzero().get() || parent <= 1 {
+            if chain
+                .last()
+                .is_some_and(|last: &u32| is_first_inside(last.cast_signed()))
+            {
+                chain.pop();
+            }
             break;
         }
         chain.push(parent.cast_unsigned());
@@ -140,6 +146,28 @@ pub(crate) fn parent(pid: i32) -> Option<i32> {
 /// The process that a thread belongs to.
 pub(crate) fn thread_group(thread: i32) -> Option<i32> {
     status_field(thread, b"Tgid:")
+}
+
+/// The number that a process or thread has in its own pid namespace.
+pub(crate) fn inner_number(pid: i32) -> Option<i32> {
+    numbers(pid).last().copied()
+}
+
+/// Whether a process is the first one of a pid namespace inside the helper's: it collects orphans and belongs to the sandbox.
+fn is_first_inside(pid: i32) -> bool {
+    matches!(numbers(pid).as_slice(), [_, .., 1])
+}
+
+/// The numbers of a process in every pid namespace from the helper's down to its own.
+fn numbers(pid: i32) -> Vec<i32> {
+    let status = read_start(&proc_path(pid, "status"), 1024);
+    let line = status
+        .split(|byte| *byte == b'\n')
+        .find_map(|line| line.strip_prefix(b"NSpid:"));
+    line.unwrap_or_default()
+        .split(u8::is_ascii_whitespace)
+        .filter_map(|word| std::str::from_utf8(word).ok()?.parse().ok())
+        .collect()
 }
 
 /// A numeric field of `/proc/PID/status`.

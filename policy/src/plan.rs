@@ -85,20 +85,20 @@ pub enum Step {
     Sanitize,
     /// Receive and check the plan.
     ReceivePlan,
+    /// Make the namespaces.
+    Namespaces,
     /// Drop every capability set.
     DropCapabilities,
     /// Become subreaper and prepare signals.
     Supervisor,
     /// Make the private temporary folder.
     PrivateTmp,
+    /// Build the file-system view.
+    Mounts,
     /// Build the Landlock ruleset.
     BuildRuleset,
     /// Fork the process that becomes the shell.
     Fork,
-    /// Make the namespaces.
-    Namespaces,
-    /// Build the file-system view.
-    Mounts,
     /// New session, standard streams.
     Session,
     /// Resource limits.
@@ -124,13 +124,13 @@ impl Step {
         match self {
             Self::Sanitize => "sanitize",
             Self::ReceivePlan => "receive-plan",
+            Self::Namespaces => "namespaces",
             Self::DropCapabilities => "drop-capabilities",
             Self::Supervisor => "supervisor",
             Self::PrivateTmp => "private-tmp",
+            Self::Mounts => "mounts",
             Self::BuildRuleset => "build-ruleset",
             Self::Fork => "fork",
-            Self::Namespaces => "namespaces",
-            Self::Mounts => "mounts",
             Self::Session => "session",
             Self::Limits => "limits",
             Self::Workdir => "workdir",

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use dsh_policy::mode::Tier;
 use dsh_policy::{BashRunResult, DenialFact, SandboxMode};
 
 use crate::{binaries, process};
@@ -58,6 +59,22 @@ impl User {
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::lchown(path, Some(self.id()), Some(self.id())).expect("root can give files away");
         }
+    }
+}
+
+/// The tier that every daemon of this run is narrowed to; none for the best one of this machine.
+#[must_use]
+pub fn tier() -> Option<Tier> {
+    let name = std::env::var("DSH_TEST_TIER").ok().filter(|name| !name.is_empty())?;
+    let tier = Tier::ALL.iter().find(|tier| tier.as_str() == name);
+    Some(*tier.unwrap_or_else(|| panic!("DSH_TEST_TIER: there is no tier {name:?}")))
+}
+
+/// The configuration of a run that is narrowed to one tier, unless it names tiers itself.
+fn with_tier(toml: &str) -> String {
+    match tier() {
+        Some(tier) if !toml.contains("tiers =") => format!("tiers = [\"{tier}\"]\n{toml}"),
+        _ => toml.to_owned(),
     }
 }
 
@@ -125,7 +142,7 @@ impl World {
             _guard: guard,
         };
         let config = world.config_file();
-        fs::write(&config, toml).unwrap();
+        fs::write(&config, with_tier(toml)).unwrap();
         user.own(&config);
         world
     }
@@ -367,6 +384,13 @@ impl Ran {
         self.status
             .code()
             .unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+    }
+
+    /// Whether it ran in namespaces of its own.
+    #[must_use]
+    pub fn apart(&self) -> bool {
+        let confined = self.result().sandbox.confined;
+        confined.is_some_and(|confined| confined.tier != Tier::Landlock)
     }
 
     /// The result object as plain JSON.

@@ -217,6 +217,26 @@ pub(super) unsafe fn new_session(report: RawFd, parent: i32) {
     }
 }
 
+/// Every capability set emptied; whether that succeeded. The bounding set only shrinks for who may change it; without that, `no_new_privs` keeps the rest
+/// from coming back.
+///
+/// # Safety
+/// As for [`become_command`].
+pub(super) unsafe fn give_up_powers() -> bool {
+    const VERSION_3: u32 = 0x2008_0522;
+    // SAFETY: numbers, and two arrays of the sizes that version 3 has.
+    unsafe {
+        let mut number = 0;
+        while libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) == 0 {
+            number += 1;
+        }
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+        let header: [u32; 2] = [VERSION_3, 0];
+        let nothing = [0u32; 6];
+        libc::syscall(libc::SYS_capset, header.as_ptr(), nothing.as_ptr()) == 0
+    }
+}
+
 /// The command's streams and nothing else that was open.
 ///
 /// # Safety

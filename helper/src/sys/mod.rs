@@ -2,10 +2,13 @@
 //!
 //! Everything here is thin: it turns Rust values into one call and the result into [`io::Result`]. Nothing here decides anything.
 mod child;
+mod loopback;
 mod metadata;
+mod mounts;
 mod namespaces;
 mod notify;
 mod prepared;
+mod region;
 mod sockets;
 
 use std::io;
@@ -13,9 +16,11 @@ use std::ptr;
 
 pub(crate) use child::{ChildReport, Confine, Launch, Taken, spawn};
 pub(crate) use metadata::{attribute_call, flags_ioctl, set_times};
-pub(crate) use namespaces::try_namespaces;
+pub(crate) use mounts::{Layout, Mount};
+pub(crate) use namespaces::{Apart, Inside, Refused};
 pub(crate) use notify::{Answer, Listener, Notification};
-pub(crate) use prepared::{Orders, PreparedChild};
+pub(crate) use prepared::{Orders, Preparation, PrepareError, PreparedChild};
+pub(crate) use region::ROOM;
 pub(crate) use sockets::{can_take_descriptors, connect, send, take_descriptor, write_memory};
 
 /// Turns the `-1` of libc into an error.

@@ -11,9 +11,9 @@ use std::ptr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::child::{self, DROP_CAPABILITIES, LANDLOCK, SELF_CHECK, SESSION, WORKDIR};
-
-/// Room for the command, its environment and the lists of both. What is larger is forked for.
-const ROOM: usize = 1024 * 1024;
+use super::mounts::Layout;
+use super::namespaces::{Apart, Inside, Refused, fork_apart};
+use super::region::Region;
 
 /// What a prepared child is told to become.
 pub(crate) struct Orders<'a> {
@@ -45,71 +45,20 @@ struct Written {
     prove: bool,
 }
 
-/// Memory that a parent and the child that it forks afterwards both see. Never unmapped: a helper lives no longer than its one command, and changing a
-/// memory map costs more than all the writing.
-struct Region {
-    base: *mut u8,
-    used: usize,
-}
-
-impl Region {
-    fn new() -> io::Result<Self> {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice; nothing that exists is touched.
-        let base = unsafe { libc::mmap(ptr::null_mut(), ROOM, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            base: base.cast(),
-            used: size_of::<Written>(),
-        })
-    }
-
-    /// Copies `count` values of `T` into the region; none when there is no room.
-    fn place<T: Copy>(&mut self, values: *const T, count: usize) -> Option<*const T> {
-        let start = self.used.next_multiple_of(align_of::<T>());
-        let end = start.checked_add(count.checked_mul(size_of::<T>())?)?;
-        if end > ROOM {
-            return None;
-        }
-        self.used = end;
-        // SAFETY: `start..end` lies inside the mapping, is aligned for `T`, and was given to nobody before; `values` has `count` values.
-        unsafe {
-            let target = self.base.add(start).cast::<T>();
-            ptr::copy_nonoverlapping(values, target, count);
-            Some(target)
-        }
-    }
-
-    fn place_string(&mut self, string: &CStr) -> Option<*const c_char> {
-        let bytes = string.to_bytes_with_nul();
-        self.place(bytes.as_ptr().cast(), bytes.len())
-    }
-
-    fn place_list(&mut self, strings: &[CString]) -> Option<*const *const c_char> {
-        let mut pointers = Vec::with_capacity(strings.len() + 1);
-        for string in strings {
-            pointers.push(self.place_string(string)?);
-        }
-        pointers.push(ptr::null());
-        self.place(pointers.as_ptr(), pointers.len())
-    }
-
-    fn write(&mut self, orders: &Orders<'_>) -> Option<()> {
-        let written = Written {
-            shell: self.place_string(orders.shell)?,
-            argv: self.place_list(orders.arguments)?,
-            envp: self.place_list(orders.environment)?,
-            workdir: self.place_string(orders.workdir)?,
-            umask: orders.umask,
-            restrict_flags: orders.restrict_flags,
-            prove: orders.prove,
-        };
-        // SAFETY: the head of the region was kept free for exactly this, and a page is aligned for everything.
-        unsafe { self.base.cast::<Written>().write(written) };
-        Some(())
-    }
+/// Copies the orders to the head of the region.
+fn write(orders: &Orders<'_>, region: &mut Region) -> Option<()> {
+    let written = Written {
+        shell: region.place_string(orders.shell)?,
+        argv: region.place_list(orders.arguments)?,
+        envp: region.place_list(orders.environment)?,
+        workdir: region.place_string(orders.workdir)?,
+        umask: orders.umask,
+        restrict_flags: orders.restrict_flags,
+        prove: orders.prove,
+    };
+    // SAFETY: the head of the region was kept free for exactly this, and a page is aligned for everything.
+    unsafe { region.head().cast::<Written>().write(written) };
+    Some(())
 }
 
 /// A child that waits for its orders.
@@ -117,35 +66,86 @@ pub(crate) struct PreparedChild {
     pid: i32,
     report: OwnedFd,
     region: Region,
+    apart: Option<Apart>,
+    inside: Option<Inside>,
 }
 
 /// What the child needs before its orders.
-struct Waiting<'a> {
+pub(super) struct Waiting<'a> {
     report: RawFd,
+    /// The helper as the child sees it: 0 from another pid namespace.
     parent: i32,
     filter: &'a [libc::sock_filter],
+    listen: bool,
     orders: *const Written,
+    /// A process of this user that Landlock puts out of reach: the helper, or the first process of the namespaces.
+    witness: i32,
+}
+
+/// What a prepared child is from its beginning.
+#[derive(Clone, Copy)]
+pub(crate) struct Preparation<'a> {
+    /// The seccomp program.
+    pub(crate) filter: &'a [libc::sock_filter],
+    /// Ask for a notification listener.
+    pub(crate) listen: bool,
+    /// Namespaces of its own.
+    pub(crate) apart: Option<Apart>,
+    /// Bytes for everything that it will be told, at least [`super::ROOM`].
+    pub(crate) room: usize,
+}
+
+/// Why no child could be prepared.
+#[derive(Debug)]
+pub(crate) enum PrepareError {
+    /// The fork, or what comes before it.
+    Fork(io::Error),
+    /// The namespaces.
+    Namespaces(Refused),
 }
 
 impl PreparedChild {
-    /// Forks a child that gives up its powers, installs `filter` and waits.
-    pub(crate) fn fork(filter: &[libc::sock_filter]) -> io::Result<Self> {
-        let (report, child_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let parent = rustix::process::getpid().as_raw_nonzero().get();
-        let region = Region::new()?;
+    /// Forks a child that gives up its powers, installs the filter and waits.
+    pub(crate) fn fork(preparation: Preparation<'_>) -> Result<Self, PrepareError> {
+        let (report, child_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(|errno| PrepareError::Fork(errno.into()))?;
+        let region = Region::new(preparation.room, size_of::<Written>()).map_err(PrepareError::Fork)?;
+        let own = rustix::process::getpid().as_raw_nonzero().get();
         let waiting = Waiting {
             report: child_end.as_raw_fd(),
-            parent,
-            filter,
-            orders: region.base.cast(),
+            parent: if preparation.apart.is_some() { 0 } else { own },
+            filter: preparation.filter,
+            listen: preparation.listen,
+            orders: region.head().cast(),
+            witness: if preparation.apart.is_some() { 1 } else { own },
         };
-        // SAFETY: the helper has one thread, so no lock can be held by another one at the fork; the child calls only async-signal-safe functions.
-        match unsafe { libc::fork() } {
-            -1 => Err(io::Error::last_os_error()),
-            // SAFETY: this is the child of a single-threaded process, and everything it uses was made before the fork.
-            0 => unsafe { wait_for_orders(&waiting) },
-            pid => Ok(Self { pid, report, region }),
-        }
+        let (pid, inside) = match preparation.apart {
+            Some(apart) => fork_apart(apart, (&report, waiting.report), &waiting)
+                .map(|(pid, inside)| (pid, Some(inside)))
+                .map_err(PrepareError::Namespaces)?,
+            None => (fork_here(&waiting).map_err(PrepareError::Fork)?, None),
+        };
+        Ok(Self {
+            pid,
+            report,
+            region,
+            apart: preparation.apart,
+            inside,
+        })
+    }
+
+    /// The namespaces that it was made for.
+    pub(crate) fn apart(&self) -> Option<Apart> {
+        self.apart
+    }
+
+    /// Has the view of the file system built for a child that is apart, and gives the inside to whoever supervises.
+    pub(crate) fn furnish(&mut self, layout: &Layout) -> Result<Option<Inside>, Refused> {
+        let Some(inside) = self.inside.take() else {
+            return Ok(None);
+        };
+        inside.furnish(layout, &mut self.region)?;
+        Ok(Some(inside))
     }
 
     /// Gives the orders, the command's streams and the ruleset. Returns the process id and the socket on which the child reports. An error means that the
@@ -157,9 +157,7 @@ impl PreparedChild {
         ruleset: BorrowedFd<'_>,
     ) -> io::Result<(i32, OwnedFd)> {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-        let sent = self
-            .region
-            .write(orders)
+        let sent = write(orders, &mut self.region)
             .ok_or(io::ErrorKind::ArgumentListTooLong.into())
             .and_then(|()| {
                 let fds = [stdio[0], stdio[1], stdio[2], ruleset];
@@ -181,24 +179,39 @@ impl PreparedChild {
     /// Ends a child that is not needed. Whoever waits for children finds it among them.
     pub(crate) fn discard(self) {
         let _ = super::kill(self.pid, libc::SIGKILL);
+        if let Some(inside) = self.inside {
+            let _ = super::kill(inside.first, libc::SIGKILL);
+        }
+    }
+}
+
+fn fork_here(waiting: &Waiting<'_>) -> io::Result<i32> {
+    // SAFETY: the helper has one thread, so no lock can be held by another one at the fork; the child calls only async-signal-safe functions.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: this is the child of a single-threaded process, and everything it uses was made before the fork.
+        0 => unsafe { wait_for_orders(waiting) },
+        pid => Ok(pid),
     }
 }
 
 /// # Safety
 /// Only in the child of a fork of a single-threaded process. `waiting.orders` is the head of a shared region.
-unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
+pub(super) unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
     let report = waiting.report;
     // SAFETY: numbers, or pointers to what was made before the fork. The orders are read only after the helper has said that they are written.
     unsafe {
         child::new_session(report, waiting.parent);
-        drop_powers(report);
+        if !child::give_up_powers() {
+            child::fail(report, DROP_CAPABILITIES);
+        }
         // The daemon's socket is at 0: it must not be held open by somebody who does not serve it.
         if libc::dup2(1, 0) < 0 {
             child::fail(report, SESSION);
         }
         child::no_new_privileges(report);
-        let listener = child::filter(report, waiting.filter, true);
-        child::self_check(report, true);
+        let listener = child::filter(report, waiting.filter, waiting.listen);
+        child::self_check(report, waiting.listen);
         let [stdin, stdout, stderr, ruleset] = receive_descriptors(report);
         let orders = &*waiting.orders;
         child::take_streams(report, [stdin, stdout, stderr], orders.umask);
@@ -208,32 +221,13 @@ unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
         if libc::syscall(libc::SYS_landlock_restrict_self, ruleset, orders.restrict_flags) != 0 {
             child::fail(report, LANDLOCK);
         }
-        if orders.prove && !is_scoped(waiting.parent) {
+        if orders.prove && !is_scoped(waiting.witness) {
             child::fail(report, SELF_CHECK);
         }
-        child::await_taken(report, listener);
+        if waiting.listen {
+            child::await_taken(report, listener);
+        }
         child::execute(report, orders.shell, orders.argv, orders.envp)
-    }
-}
-
-/// Every capability set emptied. The bounding set only shrinks for who may change it; without that, `no_new_privs` keeps the rest from coming back.
-///
-/// # Safety
-/// As for [`wait_for_orders`].
-unsafe fn drop_powers(report: RawFd) {
-    const VERSION_3: u32 = 0x2008_0522;
-    // SAFETY: numbers, and two arrays of the sizes that version 3 has.
-    unsafe {
-        let mut number = 0;
-        while libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) == 0 {
-            number += 1;
-        }
-        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-        let header: [u32; 2] = [VERSION_3, 0];
-        let nothing = [0u32; 6];
-        if libc::syscall(libc::SYS_capset, header.as_ptr(), nothing.as_ptr()) != 0 {
-            child::fail(report, DROP_CAPABILITIES);
-        }
     }
 }
 
@@ -269,13 +263,14 @@ unsafe fn receive_descriptors(report: RawFd) -> [RawFd; 4] {
     fds
 }
 
-/// Whether Landlock keeps this process from signalling the helper. The signal is one that is ignored, and that is never notified: see `calls.rs`.
+/// Whether Landlock keeps this process from signalling `witness`. The signal is one that is ignored, and that is never notified: see `calls.rs`.
 ///
 /// # Safety
 /// As for [`wait_for_orders`].
-unsafe fn is_scoped(parent: i32) -> bool {
+unsafe fn is_scoped(witness: i32) -> bool {
     // SAFETY: numbers only.
     unsafe {
-        libc::syscall(libc::SYS_tgkill, parent, parent, libc::SIGURG) == -1 && *libc::__errno_location() == libc::EPERM
+        libc::syscall(libc::SYS_tgkill, witness, witness, libc::SIGURG) == -1
+            && *libc::__errno_location() == libc::EPERM
     }
 }
