@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser};
 
 use crate::config::Config;
+use crate::keeper;
 use crate::paths::Surroundings;
 use crate::start::{self, Started};
 
@@ -37,6 +38,9 @@ pub(crate) struct Arguments {
     /// Print `ready` once it listens (or `exists` when another daemon does), then close stdout
     #[arg(long)]
     pub(crate) ready_stdout: bool,
+    /// Keep one detached task (what a daemon starts by itself)
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    pub(crate) keep: Option<PathBuf>,
     /// Print the manual page and leave
     #[arg(long)]
     pub(crate) man: bool,
@@ -54,6 +58,9 @@ pub fn main() -> ExitCode {
     }
     if arguments.check_config {
         return check_config(&arguments);
+    }
+    if let Some(folder) = arguments.keep {
+        return keeper::main(folder);
     }
     match start::daemon(&arguments) {
         Ok(Started::Served) => ExitCode::SUCCESS,
@@ -97,7 +104,7 @@ fn print_line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
-fn complain(text: &str) -> ExitCode {
+pub(crate) fn complain(text: &str) -> ExitCode {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "dsh-execd: {text}");
     ExitCode::FAILURE

@@ -111,6 +111,10 @@ pub(crate) const KEYS: &[Key] = &[
         "keptTasks",
         "Background tasks that have ended and can still be read; the oldest go first.",
     ),
+    key(
+        "keptTaskHours",
+        "Tasks that ended longer ago are forgotten with their output.",
+    ),
     key("maxConnections", "Clients that are connected at once."),
     key("helpers", "Helper processes that wait ready, to hide their start-up."),
     key(

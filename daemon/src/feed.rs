@@ -1,4 +1,5 @@
 //! What a background task has written, kept in memory for any number of readers, each with a cursor of its own.
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use dsh_policy::ByteString;
@@ -9,7 +10,7 @@ use tokio::sync::watch;
 use crate::helper::lock;
 
 /// Bytes of one stream that stay in memory. The spill file has the whole of a longer one.
-const KEPT: usize = 256 * 1024;
+pub(crate) const KEPT: usize = 256 * 1024;
 
 /// The newest bytes of a stream.
 #[derive(Debug, Default)]
@@ -53,9 +54,11 @@ impl Kept {
 }
 
 /// Both streams of a task.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Feed {
     streams: Mutex<[Kept; 2]>,
+    /// The growing files of the streams, once they have any.
+    files: Mutex<[Option<PathBuf>; 2]>,
     /// Changes with everything that comes.
     news: watch::Sender<u64>,
 }
@@ -70,13 +73,6 @@ pub(crate) struct Delta {
 }
 
 impl Feed {
-    pub(crate) fn new() -> Self {
-        Self {
-            streams: Mutex::default(),
-            news: watch::Sender::new(0),
-        }
-    }
-
     /// Keeps what a command writes; everything else a task is asked for.
     pub(crate) fn take(&self, message: &ServerMessage) {
         let ServerMessage::Output {
@@ -85,8 +81,39 @@ impl Feed {
         else {
             return;
         };
-        lock(&self.streams)[usize::from(*stream == StreamName::Stderr)].push(*offset, data.as_bytes());
+        lock(&self.streams)[index(*stream)].push(*offset, data.as_bytes());
         self.wake();
+    }
+
+    /// Keeps what is new of `data`, which begins at `start` and may be known in part.
+    pub(crate) fn fill(&self, stream: StreamName, start: u64, data: &[u8]) {
+        let mut streams = lock(&self.streams);
+        let kept = &mut streams[index(stream)];
+        let known = usize::try_from(kept.end().saturating_sub(start)).unwrap_or(usize::MAX);
+        if let Some(fresh) = data.get(known..).filter(|fresh| !fresh.is_empty()) {
+            kept.push(start.max(kept.end()), fresh);
+            drop(streams);
+            self.wake();
+        }
+    }
+
+    /// How much there is.
+    pub(crate) fn end(&self) -> Cursor {
+        let streams = lock(&self.streams);
+        Cursor {
+            stdout: streams[0].end(),
+            stderr: streams[1].end(),
+        }
+    }
+
+    /// Where the whole of a stream is while it grows; none when there is no such place any more.
+    pub(crate) fn set_file(&self, stream: StreamName, file: Option<PathBuf>) {
+        lock(&self.files)[index(stream)] = file;
+    }
+
+    /// The growing files that there are.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        lock(&self.files).iter().flatten().cloned().collect()
     }
 
     /// Bytes in memory.
@@ -126,6 +153,10 @@ impl Feed {
     }
 }
 
+fn index(stream: StreamName) -> usize {
+    usize::from(stream == StreamName::Stderr)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +172,7 @@ mod tests {
 
     #[test]
     fn each_reader_gets_every_byte_once() {
-        let feed = Feed::new();
+        let feed = Feed::default();
         feed.take(&output(0, b"one"));
         let first = feed.since(Cursor::default());
         assert_eq!((first.stdout.0.as_slice(), first.lossy), (&b"one"[..], false));
@@ -153,7 +184,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_a_reader_hears_of_what_it_missed() {
-        let feed = Feed::new();
+        let feed = Feed::default();
         let chunk = vec![b'x'; 64 * 1024];
         for n in 0..100 {
             feed.take(&output(n * chunk.len() as u64, &chunk));

@@ -80,7 +80,7 @@ pub(crate) struct Helper {
 
 /// Keeps a pid in the set of helpers.
 #[derive(Debug)]
-struct Registered {
+pub(crate) struct Registered {
     helpers: Arc<Helpers>,
     pid: i32,
 }
@@ -124,6 +124,11 @@ impl Helpers {
         }
         let pids = lock(&self.pids);
         Some(children.into_iter().filter(|pid| !pids.contains_key(pid)).collect())
+    }
+
+    /// The executable of helpers.
+    pub(crate) fn executable(&self) -> &Path {
+        &self.executable
     }
 
     /// Whether any confined command runs now.
@@ -245,6 +250,22 @@ impl Helpers {
         });
         self.starting.fetch_sub(1, Ordering::SeqCst);
         begun
+    }
+
+    /// Starts the keeper of a detached task. What runs below it counts as confined, like below a helper.
+    pub(crate) fn begin_keeper(self: &Arc<Self>, command: Command) -> io::Result<(Child, Registered)> {
+        let (child, registered) = self.begin(command)?;
+        lock(&self.pids).insert(registered.pid, true);
+        Ok((child, registered))
+    }
+
+    /// The same for a keeper that lives already.
+    pub(crate) fn register_keeper(self: &Arc<Self>, pid: i32) -> Registered {
+        lock(&self.pids).insert(pid, true);
+        Registered {
+            helpers: Arc::clone(self),
+            pid,
+        }
     }
 
     fn register(self: &Arc<Self>, child: &Child) -> Registered {

@@ -46,6 +46,13 @@ impl Events {
         }
     }
 
+    /// Readers who miss something find the whole stream in `file`.
+    fn growing(&self, stream: StreamName, file: Option<&Path>) {
+        if let Sink::Task(feed) = &self.sink {
+            feed.set_file(stream, file.map(Path::to_owned));
+        }
+    }
+
     /// Tells something that a reader who stands still may miss.
     pub(crate) async fn offer(&self, message: &ServerMessage, standing_still: &mut bool) {
         match &self.sink {
@@ -64,6 +71,8 @@ pub(crate) struct Limits {
     pub(crate) spill: u64,
     /// Where spill files are.
     pub(crate) folder: Arc<Path>,
+    /// Whether the first byte goes to a file already: for output that must survive this process.
+    pub(crate) eager: bool,
 }
 
 /// One stream being collected.
@@ -137,7 +146,7 @@ impl Collector {
 
     /// Keeps the chunk in the tail, and in the spill file once the tail is not enough.
     async fn store(&mut self, chunk: Vec<u8>) -> Vec<u8> {
-        let overflows = self.tail.total() + chunk.len() as u64 > self.limits.kept;
+        let overflows = self.limits.eager || self.tail.total() + chunk.len() as u64 > self.limits.kept;
         let before = if overflows && matches!(self.spill, SpillState::NotNeeded) {
             self.tail.whole()
         } else {
@@ -172,10 +181,14 @@ impl Collector {
             return Vec::new();
         };
         match spill {
-            Ok(Some(spill)) => self.spill = SpillState::Writing(spill),
-            Ok(None) => {}
+            Ok(Some(spill)) => {
+                self.events.growing(self.name, Some(spill.path()));
+                self.spill = SpillState::Writing(spill);
+            }
+            Ok(None) => self.events.growing(self.name, None),
             Err(error) => {
-                tracing::warn!(%error, stream = %self.name, "no spill file: the rest of the stream is only counted")
+                self.events.growing(self.name, None);
+                tracing::warn!(%error, stream = %self.name, "no spill file: the rest of the stream is only counted");
             }
         }
         chunk
@@ -183,6 +196,8 @@ impl Collector {
 
     async fn finish(self) -> StreamResult {
         let spill_path = match self.spill {
+            // The result has it all.
+            SpillState::Writing(_) if !self.tail.is_truncated() => None,
             SpillState::Writing(spill) => spawn_blocking(move || spill.finish()).await.ok().and_then(|finished| {
                 finished
                     .inspect_err(|error| tracing::warn!(%error, "a spill file could not be named"))

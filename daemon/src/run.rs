@@ -404,6 +404,7 @@ fn open_streams(
             kept,
             spill: settings.deployment.spill_bytes,
             folder: Arc::clone(&state.spill_folder),
+            eager: state.keeping.is_some(),
         };
         let collector = Collector::new(name, limits, events.clone());
         Ok((

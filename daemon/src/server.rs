@@ -2,7 +2,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dsh_policy::{ErrorCode, ExecError};
 use rustix::process::geteuid;
@@ -11,6 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::control::Stop;
 use crate::notify::{self, Notice};
 use crate::state::State;
 use crate::{connection, logging, reap};
@@ -52,7 +53,12 @@ pub(crate) async fn run(
             Some(_) = clients.join_next() => idle_since = Instant::now(),
             _ = clean.tick() => {
                 let state = Arc::clone(&state);
-                tokio::task::spawn_blocking(move || state.clean_spill());
+                let hours = state.settings().config.kept_task_hours;
+                tokio::spawn(async move {
+                    let age = Duration::from_secs(hours.saturating_mul(3_600));
+                    state.tasks.expire(age, SystemTime::now()).await;
+                    tokio::task::spawn_blocking(move || state.clean_spill());
+                });
             }
             // A task keeps the daemon; when it ends is looked at again after the time of an idle daemon.
             () = sleep_until(idle_until.unwrap_or_else(Instant::now)), if idle_until.is_some() && busy => {
@@ -60,6 +66,7 @@ pub(crate) async fn run(
             }
             () = sleep_until(idle_until.unwrap_or_else(Instant::now)), if idle_until.is_some() && !busy => {
                 tracing::info!("leaving: nobody has been connected for a while");
+                state.tasks.release_detached();
                 address.give_up();
                 serve_late_comers(&listener, &state, &mut clients).await;
                 break;
@@ -165,7 +172,7 @@ fn is_confined(state: &State, mut pid: i32) -> bool {
 }
 
 /// An error of one connection is not one of the daemon; being out of descriptors or memory passes.
-async fn pause_after(error: &io::Error) {
+pub(crate) async fn pause_after(error: &io::Error) {
     tracing::warn!(%error, "a connection could not be accepted");
     sleep(ACCEPT_PAUSE).await;
 }
@@ -194,13 +201,15 @@ async fn reload(state: &Arc<State>) {
 /// Ends what runs, waits for the answers to be delivered, removes what is the daemon's.
 async fn leave(listener: UnixListener, state: &Arc<State>, mut clients: JoinSet<()>, address: &mut impl Address) {
     notify::send(Notice::Stopping);
+    // Before another daemon can begin: it must find them free.
+    state.tasks.release_detached();
     address.give_up();
     drop(listener);
     state.draining.send_replace(true);
     let deployment = &state.settings().deployment;
     let graces = Duration::from_millis(deployment.kill_grace_ms + deployment.drain_grace_ms);
     let drained = timeout(graces + DRAIN_SLACK, async {
-        tokio::join!(state.tasks.end_all(), async {
+        tokio::join!(state.tasks.end_all(Stop::ShuttingDown), async {
             while clients.join_next().await.is_some() {}
         });
     });

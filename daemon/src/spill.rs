@@ -55,6 +55,11 @@ impl Spill {
         Ok(true)
     }
 
+    /// Where it grows.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Gives the complete file its final name.
     pub(crate) fn finish(self) -> io::Result<PathBuf> {
         let path = self.path.with_extension("");

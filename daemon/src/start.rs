@@ -12,6 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::Arguments;
 use crate::config::{Config, ConfigError};
+use crate::detached;
 use crate::helper::{self, Helpers};
 use crate::logging;
 use crate::paths::{PathError, Surroundings, private_folder};
@@ -49,7 +50,7 @@ pub(crate) enum StartError {
     },
 }
 
-fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+pub(crate) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Io { what, source }
 }
 
@@ -107,6 +108,7 @@ pub(crate) fn daemon(arguments: &Arguments) -> Result<Started, StartError> {
         socket,
         helpers,
         tmpdirs,
+        keeping: None,
     };
     serve(listener, parts, idle_exit, &mut bound, arguments.ready_stdout)?;
     Ok(Started::Served)
@@ -119,23 +121,17 @@ fn serve(
     bound: &mut Bound,
     ready_stdout: bool,
 ) -> Result<(), StartError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        // Blocking threads resolve paths and write spill files; small stacks, and not kept for long.
-        .max_blocking_threads(32)
-        .thread_stack_size(256 * 1024)
-        .thread_keep_alive(Duration::from_secs(5))
-        .build()
-        .map_err(io_error("cannot start the runtime"))?;
+    let runtime = runtime()?;
     runtime.block_on(async {
         listener
             .set_nonblocking(true)
             .map_err(io_error("cannot use the socket"))?;
         let listener = tokio::net::UnixListener::from_std(listener).map_err(io_error("cannot use the socket"))?;
         let state = Arc::new(State::new(parts));
+        detached::find(&state);
         tracing::info!(socket = %state.socket.display(), pid = std::process::id(), "serving");
         if ready_stdout {
-            say_ready()?;
+            say("ready\n")?;
         }
         server::run(listener, state, idle_exit, bound)
             .await
@@ -146,12 +142,24 @@ fn serve(
     Ok(())
 }
 
+/// One thread for everybody, as daemons and keepers have it.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // Blocking threads resolve paths and write spill files; small stacks, and not kept for long.
+        .max_blocking_threads(32)
+        .thread_stack_size(256 * 1024)
+        .thread_keep_alive(Duration::from_secs(5))
+        .build()
+        .map_err(io_error("cannot start the runtime"))
+}
+
 /// Whoever started the daemon waits for this line, and for the end of the stream.
-fn say_ready() -> Result<(), StartError> {
+pub(crate) fn say(words: &str) -> Result<(), StartError> {
     let what = "cannot say that the daemon is ready";
     let mut stdout = io::stdout();
     stdout
-        .write_all(b"ready\n")
+        .write_all(words.as_bytes())
         .and_then(|()| stdout.flush())
         .map_err(io_error(what))?;
     let null = OpenOptions::new()

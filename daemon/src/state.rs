@@ -16,7 +16,8 @@ use crate::helper::{Helpers, lock};
 use crate::paths::Surroundings;
 use crate::probe::Probe;
 use crate::spill::{self, Retention};
-use crate::task::Tasks;
+use crate::task_folder::TaskFolder;
+use crate::tasks::Tasks;
 use crate::tmpdir::Record;
 
 /// Name and version, for hellos and status.
@@ -62,6 +63,8 @@ pub(crate) struct State {
     pub(crate) probe: Probe,
     pub(crate) tmpdirs: Record,
     pub(crate) tasks: Tasks,
+    /// The one task that this process keeps, when it is a keeper and no daemon.
+    pub(crate) keeping: Option<TaskFolder>,
     slots: Semaphore,
     waiting: AtomicUsize,
     /// True from the moment the daemon begins to leave.
@@ -83,6 +86,7 @@ pub(crate) struct Parts {
     pub(crate) socket: PathBuf,
     pub(crate) helpers: Arc<Helpers>,
     pub(crate) tmpdirs: Record,
+    pub(crate) keeping: Option<TaskFolder>,
 }
 
 impl State {
@@ -115,6 +119,7 @@ impl State {
             probe: Probe::new(),
             tmpdirs: parts.tmpdirs,
             tasks: Tasks::default(),
+            keeping: parts.keeping,
             waiting: AtomicUsize::new(0),
             draining: watch::Sender::new(false),
             connections: AtomicU32::new(0),

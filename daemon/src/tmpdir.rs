@@ -84,7 +84,8 @@ impl Record {
     }
 }
 
-fn remove_stale(state: &Path) -> io::Result<()> {
+/// Removes what dead processes have left.
+pub(crate) fn remove_stale(state: &Path) -> io::Result<()> {
     for entry in fs::read_dir(state)?.flatten() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::ByteString;
 use crate::codec::{Decode, Encode};
-use crate::mode::{SandboxMode, named_enum};
+use crate::mode::{Lifetime, SandboxMode, named_enum};
 use crate::result::BashRunResult;
 
 /// How a task is.
@@ -66,8 +66,15 @@ pub struct TaskInfo {
     /// The session that owns it; without one it is open to every client of the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
+    /// `session`: it ends with its session and with the daemon; `detached`: with neither.
+    #[serde(default = "session")]
+    pub lifetime: Lifetime,
     /// How it is.
     pub status: TaskStatus,
+}
+
+fn session() -> Lifetime {
+    Lifetime::Session
 }
 
 named_enum! {

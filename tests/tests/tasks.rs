@@ -253,12 +253,12 @@ fn what_cannot_be_started_leaves_nothing_behind() {
         "2 background tasks are running; end one, or raise `maxTasks` in the configuration"
     );
     assert_eq!(client.tasks(None).unwrap().len(), 2);
-    let mut detached = request(&world, None, "true");
-    detached.lifetime = Some(dsh_policy::mode::Lifetime::Detached);
-    let error = client.start(detached).unwrap_err();
+    let mut foreground = request(&world, None, "true");
+    foreground.lifetime = Some(dsh_policy::mode::Lifetime::Foreground);
+    let error = client.start(foreground).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the lifetime `detached` is not part of this version; use `session`"
+        "a background command has the lifetime `session` or `detached`"
     );
     for task in ["bash-1", "bash-2"] {
         client.kill_task(None, task, None).unwrap();

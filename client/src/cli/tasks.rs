@@ -2,6 +2,7 @@
 use std::io::Write as _;
 
 use dsh_policy::ByteString;
+use dsh_policy::mode::Lifetime;
 use dsh_policy::task::{Cursor, TaskOutput, WaitFor};
 
 use super::print;
@@ -16,7 +17,8 @@ const START_EXAMPLES: &str = "\
 Examples:
   dsh-exec start --mode workspace-write 'make server && ./server'      prints an id such as bash-1
   dsh-exec tasks output --follow bash-1
-  dsh-exec start --session s1 --description 'the tests' 'make test'    only session s1 sees it";
+  dsh-exec start --session s1 --description 'the tests' 'make test'    only session s1 sees it
+  dsh-exec start --lifetime detached 'make nightly'                    outlives the daemon; found again by the next one";
 
 const TASKS_EXAMPLES: &str = "\
 Examples:
@@ -27,7 +29,7 @@ Examples:
   dsh-exec tasks kill bash-1
   dsh-exec tasks end-session s1            ends every task of the session
 
-A task ends with its session and with the daemon, not with the client that started it.";
+A task ends with its session and with the daemon, not with the client that started it. A detached one ends with neither.";
 
 /// A read of a task that goes on: longer than any command, and still answered if the daemon forgets it.
 const FOLLOW_MS: u64 = 600_000;
@@ -42,6 +44,16 @@ pub(crate) struct StartArgs {
     /// What the task is, for lists [default: the command]
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
+    /// `session`: it ends with its session and with the daemon; `detached`: with neither
+    #[arg(long, value_enum, default_value_t = LifetimeArg::Session)]
+    lifetime: LifetimeArg,
+}
+
+/// The lifetimes that a background command can have.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum LifetimeArg {
+    Session,
+    Detached,
 }
 
 #[derive(Debug, clap::Args)]
@@ -99,6 +111,10 @@ enum Action {
 pub(crate) fn start(args: &StartArgs, endpoint: &Endpoint) -> Result<u8, ClientError> {
     let mut request = args.run.background_request()?;
     request.description.clone_from(&args.description);
+    request.lifetime = Some(match args.lifetime {
+        LifetimeArg::Session => Lifetime::Session,
+        LifetimeArg::Detached => Lifetime::Detached,
+    });
     let task = start::connect(endpoint)?.start(request)?;
     if args.run.json() {
         print::print_json(&task)?;
@@ -164,7 +180,7 @@ fn show(output: &TaskOutput, json: bool) -> Result<(), ClientError> {
     if output.lossy {
         let paths: Vec<String> = output.spill_paths.iter().map(ByteString::display).collect();
         let place = if paths.is_empty() {
-            "(when it has ended)".to_owned()
+            "(unavailable)".to_owned()
         } else {
             paths.join(" ")
         };

@@ -305,6 +305,7 @@ mod tests {
             task: id.into(),
             session: None,
             kind: "bash".into(),
+            lifetime: dsh_policy::mode::Lifetime::Session,
             status,
             label: label.into(),
         }

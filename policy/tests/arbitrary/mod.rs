@@ -209,8 +209,8 @@ fn task_status() -> impl Strategy<Value = TaskStatus> {
 }
 
 prop_compose! {
-    fn task()(task in text(), kind in text(), label in text(), session in of(text()), status in task_status()) -> TaskInfo {
-        TaskInfo { task, kind, label, session, status }
+    fn task()(task in text(), kind in text(), label in text(), session in of(text()), lifetime in one(Lifetime::ALL), status in task_status()) -> TaskInfo {
+        TaskInfo { task, kind, label, session, lifetime, status }
     }
 }
 
