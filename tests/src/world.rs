@@ -346,6 +346,21 @@ impl Drop for World {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
+        // Detached tasks outlive their daemon, but not the world. A keeper's process id counts only while it is the keeper.
+        for entry in fs::read_dir(self.state().join("detached"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let pid = fs::read_to_string(entry.path().join("keeper"))
+                .ok()
+                .and_then(|pid| pid.parse().ok());
+            if let Some(pid) = pid
+                && process::command_line(pid).contains(&*entry.path().to_string_lossy())
+            {
+                process::signal(pid, rustix::process::Signal::KILL);
+            }
+        }
     }
 }
 

@@ -244,7 +244,7 @@ fn it_ends_when_it_is_told_to_and_not_with_its_session() {
     let task = start(&world, Some("s1"), &command);
     read(&world, Some("s1"), &task, WaitFor::Output);
     assert_eq!(connect(&world).end_session("s1").unwrap(), 0);
-    assert!(!marked(&mark).is_empty());
+    assert!(wait_until(SOON, || !marked(&mark).is_empty()));
     restart(&mut world, Signal::KILL);
     let before = connect(&world).kill_task(Some("s1"), &task, None).unwrap();
     assert_eq!(before.status, TaskStatus::Running);
