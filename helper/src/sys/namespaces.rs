@@ -335,7 +335,8 @@ unsafe fn found(apart: Apart, report: RawFd, gate: RawFd, command: &prepared::Wa
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         for (part, flag, _) in namespaces.into_iter().filter(|(_, _, wanted)| *wanted) {
-            if libc::unshare(flag) != 0 {
+            // Not the C library's function: it takes an int and hands the whole register on, and the kernel refuses what was left in its upper half.
+            if libc::syscall(libc::SYS_unshare, libc::c_long::from(flag)) != 0 {
                 tell(report, part);
             }
             match part {
@@ -368,8 +369,9 @@ unsafe fn found(apart: Apart, report: RawFd, gate: RawFd, command: &prepared::Wa
 /// # Safety
 /// As for [`tell`].
 unsafe fn fork_sibling(report: RawFd) -> i32 {
+    let flags = libc::c_long::from(libc::CLONE_PARENT | libc::SIGCHLD);
     // SAFETY: without a stack of its own the child goes on with a copy of this one, as after a fork.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, 0usize) };
     match i32::try_from(pid) {
         Ok(pid) if pid >= 0 => pid,
         // SAFETY: as for the caller.
