@@ -30,7 +30,7 @@ const MAX_IN_FLIGHT: usize = 1_024;
 /// How often a connection whose input waits for room is looked at for having gone.
 const GONE_CHECK: Duration = Duration::from_millis(200);
 const CAPABILITIES: &[&str] = &[
-    "run", "stdin", "cancel", "resolve", "status", "probe", "config", "tasks", "explain",
+    "run", "stdin", "cancel", "resolve", "status", "probe", "config", "tasks", "explain", "tty",
 ];
 
 /// Serves a client until it leaves or breaks the protocol. `refusal` is why it is not served at all.
@@ -187,6 +187,17 @@ impl Session {
         match message {
             ClientMessage::Run { id, request, stream } => self.start(id, *request, stream).await,
             ClientMessage::Stdin { id, data, eof } => self.feed(id, data, eof, reader).await,
+            ClientMessage::Resize { id, size } => match size.check("resize") {
+                Ok(()) => {
+                    if let Some(handle) = lock(&self.requests).get(&id) {
+                        handle.resize(size);
+                    }
+                }
+                // No answer of the request: that one is under way and will have its own.
+                Err(error) => {
+                    let _ = self.outbox.send(&ServerMessage::Error { id: None, error }).await;
+                }
+            },
             ClientMessage::Cancel { id } => {
                 if let Some(handle) = lock(&self.requests).get(&id) {
                     handle.stop(Stop::Cancelled);

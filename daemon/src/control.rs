@@ -1,4 +1,5 @@
 //! How a running request is reached from outside: why it should end, and more standard input.
+use dsh_policy::request::TerminalSize;
 use dsh_policy::wire::INPUT_WINDOW;
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
@@ -18,6 +19,7 @@ pub(crate) enum Stop {
 #[derive(Debug)]
 pub(crate) struct Handle {
     stop: watch::Sender<Option<Stop>>,
+    size: watch::Sender<Option<TerminalSize>>,
     input: Option<DuplexStream>,
 }
 
@@ -25,17 +27,24 @@ pub(crate) struct Handle {
 #[derive(Debug)]
 pub(crate) struct Control {
     stop: watch::Receiver<Option<Stop>>,
+    size: watch::Receiver<Option<TerminalSize>>,
     input: Option<DuplexStream>,
 }
 
 /// The two ends of a request; between them room for all the input that a client may have on its way.
 pub(crate) fn pair(stdin_open: bool) -> (Handle, Control) {
     let (stop, stopped) = watch::channel(None);
+    let (size, sizes) = watch::channel(None);
     let (ours, theirs) = stdin_open.then(|| tokio::io::duplex(INPUT_WINDOW as usize)).unzip();
     (
-        Handle { stop, input: ours },
+        Handle {
+            stop,
+            size,
+            input: ours,
+        },
         Control {
             stop: stopped,
+            size: sizes,
             input: theirs,
         },
     )
@@ -49,6 +58,11 @@ impl Handle {
             stop.get_or_insert(why);
             first
         });
+    }
+
+    /// Gives the request's terminal another size; the last one counts.
+    pub(crate) fn resize(&self, size: TerminalSize) {
+        self.size.send_replace(Some(size));
     }
 
     /// Where input goes, while it is open; given back with [`Handle::keep_input`], ended by dropping it.
@@ -66,6 +80,11 @@ impl Control {
     /// Where input comes from, when the client keeps it open. Once.
     pub(crate) fn take_input(&mut self) -> Option<DuplexStream> {
         self.input.take()
+    }
+
+    /// Sizes for the terminal, as they come.
+    pub(crate) fn sizes(&self) -> watch::Receiver<Option<TerminalSize>> {
+        self.size.clone()
     }
 
     /// Why to end, as soon as there is a reason. A handle that is dropped is a client that is gone.

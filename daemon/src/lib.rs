@@ -36,6 +36,7 @@ mod tail;
 mod task;
 mod task_folder;
 mod tasks;
+mod terminal;
 mod tmpdir;
 
 pub use cli::main;

@@ -15,6 +15,32 @@ use crate::outbox::Outbox;
 use crate::scratch;
 use crate::spill::Spill;
 use crate::tail::Tail;
+use crate::terminal::Terminal;
+
+/// Where a stream comes from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// A stream of its own.
+    Pipe(Receiver),
+    /// All that a command writes to its terminal.
+    Terminal(Arc<Terminal>),
+}
+
+impl Source {
+    /// The next bytes; none at the end. Loses nothing when it is dropped while it waits.
+    async fn read(&self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Terminal(terminal) => terminal.read().await,
+            Self::Pipe(pipe) => loop {
+                pipe.readable().await?;
+                match scratch::read(|buffer| pipe.try_read(buffer)) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    read => return read,
+                }
+            },
+        }
+    }
+}
 
 /// Where events of one request go.
 #[derive(Clone, Debug)]
@@ -109,24 +135,23 @@ impl Collector {
     }
 
     /// Reads until end of file, or until `stop` says that it has lasted long enough.
-    pub(crate) async fn collect(mut self, pipe: Receiver, mut stop: oneshot::Receiver<()>) -> StreamResult {
+    pub(crate) async fn collect(mut self, source: Source, mut stop: oneshot::Receiver<()>) -> StreamResult {
         loop {
-            let ready = tokio::select! {
+            let read = tokio::select! {
                 biased;
-                ready = pipe.readable() => ready,
+                read = source.read() => read,
                 _ = &mut stop => break,
             };
-            match ready.and_then(|()| scratch::read(|buffer| pipe.try_read(buffer))) {
+            match read {
                 Ok(chunk) if chunk.is_empty() => break,
                 Ok(chunk) => self.take(chunk).await,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::warn!(%error, stream = %self.name, "an output stream could not be read");
                     break;
                 }
             }
         }
-        drop(pipe);
+        drop(source);
         self.finish().await
     }
 

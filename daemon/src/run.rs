@@ -19,15 +19,17 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::control::{Control, Stop};
 use crate::helper::Helper;
 use crate::outcome::{self, Ended};
-use crate::output::{Collector, Events, Limits};
+use crate::output::{Collector, Events, Limits, Source};
 use crate::probe::{self, runner_failure};
 use crate::state::{Settings, State, shutting_down};
 use crate::stdin::{self, Feeder};
 use crate::supervise::{self, Watch};
+use crate::terminal::Terminal;
 
 /// A file system that does not answer holds up its own request only, and not for longer than this.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(10);
@@ -51,7 +53,7 @@ pub(crate) async fn run(
     };
     let Prepared {
         spec,
-        plan,
+        mut plan,
         tier,
         removed,
         helper,
@@ -64,10 +66,14 @@ pub(crate) async fn run(
     let streams = open_streams(state, &settings, &mut request, &mut control, kept, &events).map_err(|error| {
         ExecError::new(
             ErrorCode::Internal,
-            format!("the command's pipes could not be made: {error}"),
+            format!("the command's streams could not be made: {error}"),
         )
     })?;
     drop(request);
+    // The command may open its own terminal by name too, as any other device of its mode.
+    if let (Some(name), Some(confinement)) = (&streams.terminal, &mut plan.confinement) {
+        confinement.devices.push(name.clone());
+    }
 
     // 3. Hand over the plan and watch the helper until everything has ended.
     let watch = Watch::new(&spec, &plan, &settings, events, streams.gate);
@@ -76,6 +82,7 @@ pub(crate) async fn run(
         release_tmp(private_tmp).await;
     }
     drop(streams.feeder);
+    drop(streams.resizer);
 
     // 4. Everything is dead, so the rest of the output is there; then the result.
     let stdout = streams.stdout.end().await;
@@ -274,10 +281,14 @@ fn environment_of(
     private_tmp: Option<&PrivateTmp>,
 ) -> Result<ChildEnvironment, ExecError> {
     let ambient = request.ambient_env.as_ref().unwrap_or(&state.ambient);
-    let defaults: EnvMap = private_tmp
+    let mut defaults: EnvMap = private_tmp
         .map(|tmp| ("TMPDIR".into(), ByteString::from(tmp.path.as_path())))
         .into_iter()
         .collect();
+    if request.tty.is_some() {
+        let term = ambient.get(&"TERM".into()).filter(|term| !term.0.is_empty());
+        defaults.insert("TERM".into(), term.cloned().unwrap_or_else(|| "xterm-256color".into()));
+    }
     let mut environment = environment::build(
         ambient,
         &defaults,
@@ -356,6 +367,9 @@ struct Streams {
     /// Collection begins when this says so (or is dropped): `started` is the first answer of a request.
     gate: watch::Sender<bool>,
     feeder: Feeder,
+    resizer: Option<AbortOnDropHandle<()>>,
+    /// The name of the terminal that all three are.
+    terminal: Option<ByteString>,
     stdout: Collecting,
     stderr: Collecting,
 }
@@ -366,15 +380,23 @@ struct Collecting {
 }
 
 impl Collecting {
-    fn start(pipe: Receiver, collector: Collector, mut gate: watch::Receiver<bool>) -> Self {
+    fn start(source: Source, collector: Collector, mut gate: watch::Receiver<bool>) -> Self {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             // An error means that the gate is gone, which opens it too.
             let _ = gate.wait_for(|open| *open).await;
             drop(gate);
-            collector.collect(pipe, stopped).await
+            collector.collect(source, stopped).await
         });
         Self { task, stop }
+    }
+
+    /// A stream that a command with a terminal does not have.
+    fn nothing() -> Self {
+        Self {
+            task: tokio::spawn(std::future::ready(StreamResult::default())),
+            stop: oneshot::channel().0,
+        }
     }
 
     /// What was collected, at the end of the stream or when it has been waited for long enough.
@@ -396,31 +418,60 @@ fn open_streams(
     kept: [u64; 2],
     events: &Events,
 ) -> std::io::Result<Streams> {
-    let (stdin, feeder) = stdin::open(request, control.take_input(), events)?;
     let (gate, gated) = watch::channel(false);
-    let collect = |name, kept| -> std::io::Result<(OwnedFd, Collecting)> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    let collect = |name, kept, source| {
         let limits = Limits {
             kept,
             spill: settings.deployment.spill_bytes,
             folder: Arc::clone(&state.spill_folder),
             eager: state.keeping.is_some(),
         };
-        let collector = Collector::new(name, limits, events.clone());
-        Ok((
-            writer,
-            Collecting::start(Receiver::from_owned_fd(reader)?, collector, gated.clone()),
-        ))
+        Collecting::start(source, Collector::new(name, limits, events.clone()), gated.clone())
     };
-    let (stdout, stdout_end) = collect(StreamName::Stdout, kept[0])?;
-    let (stderr, stderr_end) = collect(StreamName::Stderr, kept[1])?;
+    if let Some(size) = request.tty {
+        let (terminal, command_end) = Terminal::open(size)?;
+        let terminal = Arc::new(terminal);
+        let fd = command_end.fd;
+        return Ok(Streams {
+            theirs: [fd.try_clone()?, fd.try_clone()?, fd],
+            gate,
+            feeder: stdin::type_into(Arc::clone(&terminal), control.take_input(), events),
+            resizer: Some(follow_size(Arc::clone(&terminal), control)),
+            terminal: Some(command_end.name),
+            stdout: collect(StreamName::Stdout, kept[0], Source::Terminal(terminal)),
+            stderr: Collecting::nothing(),
+        });
+    }
+    let (stdin, feeder) = stdin::open(request, control.take_input(), events)?;
+    let pipe = || -> std::io::Result<(OwnedFd, Source)> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        Ok((writer, Source::Pipe(Receiver::from_owned_fd(reader)?)))
+    };
+    let ((stdout, from_stdout), (stderr, from_stderr)) = (pipe()?, pipe()?);
     Ok(Streams {
         theirs: [stdin, stdout, stderr],
         gate,
         feeder,
-        stdout: stdout_end,
-        stderr: stderr_end,
+        resizer: None,
+        terminal: None,
+        stdout: collect(StreamName::Stdout, kept[0], from_stdout),
+        stderr: collect(StreamName::Stderr, kept[1], from_stderr),
     })
+}
+
+/// Gives the terminal each size that the client names, until the command has ended.
+fn follow_size(terminal: Arc<Terminal>, control: &Control) -> AbortOnDropHandle<()> {
+    let mut sizes = control.sizes();
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Ok(Some(size)) = sizes.wait_for(Option::is_some).await.map(|size| *size) {
+            if let Err(error) = terminal.resize(size) {
+                tracing::warn!(%error, "a terminal could not be resized");
+            }
+            if sizes.changed().await.is_err() {
+                return;
+            }
+        }
+    }))
 }
 
 /// Another helper starts when the client has its result: the start would be in the way of it.

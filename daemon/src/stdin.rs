@@ -1,7 +1,8 @@
-//! A command's standard input: nothing, given bytes, or what the client sends while the command runs.
+//! A command's standard input: nothing, given bytes, or what the client sends while the command runs; through a pipe or typed into a terminal.
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use dsh_policy::ByteString;
 use dsh_policy::request::BashExecRequest;
@@ -12,6 +13,7 @@ use tokio::net::unix::pipe::Sender;
 use tokio::task::JoinHandle;
 
 use crate::output::Events;
+use crate::terminal::{END_OF_FILE, Terminal};
 
 /// Read at once.
 const CHUNK: usize = 32 * 1024;
@@ -42,12 +44,59 @@ pub(crate) fn open(
     }
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let writer = Sender::from_owned_fd(writer)?;
-    let task = tokio::spawn(feed(writer, given, input, events.clone()));
+    let task = tokio::spawn(feed(Writer::Pipe(writer), given, input, events.clone()));
     Ok((reader, Feeder(Some(task))))
 }
 
+/// Types what the client sends, then the end of the file; that at once when the client will send nothing.
+pub(crate) fn type_into(terminal: Arc<Terminal>, input: Option<DuplexStream>, events: &Events) -> Feeder {
+    let writer = Writer::Terminal {
+        terminal,
+        mid_line: false,
+    };
+    // An input without a sender is at its end.
+    let input = input.unwrap_or_else(|| tokio::io::duplex(1).1);
+    Feeder(Some(tokio::spawn(feed(writer, None, Some(input), events.clone()))))
+}
+
+/// Where input goes.
+enum Writer {
+    Pipe(Sender),
+    Terminal {
+        terminal: Arc<Terminal>,
+        /// The last byte did not end a line.
+        mid_line: bool,
+    },
+}
+
+impl Writer {
+    async fn write_all(&mut self, data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Pipe(pipe) => pipe.write_all(data).await,
+            Self::Terminal { terminal, mid_line } => {
+                terminal.write_all(data).await?;
+                *mid_line = data.last().map_or(*mid_line, |last| !matches!(last, b'\n' | b'\r'));
+                Ok(())
+            }
+        }
+    }
+
+    /// A pipe is closed. A terminal stays; within a line the first end of file only hands over the line, as for a user.
+    async fn end(self) {
+        if let Self::Terminal { terminal, mid_line } = self {
+            let end: &[u8] = if mid_line {
+                &[END_OF_FILE, END_OF_FILE]
+            } else {
+                &[END_OF_FILE]
+            };
+            // The other end is gone: then nobody reads.
+            let _ = terminal.write_all(end).await;
+        }
+    }
+}
+
 /// A command that does not read any more is within its rights: the rest is taken and dropped, so that nobody waits with it.
-async fn feed(writer: Sender, given: Option<ByteString>, input: Option<DuplexStream>, events: Events) {
+async fn feed(writer: Writer, given: Option<ByteString>, input: Option<DuplexStream>, events: Events) {
     let mut writer = Some(writer);
     if let Some(given) = given {
         write(&mut writer, given.as_bytes()).await;
@@ -67,9 +116,12 @@ async fn feed(writer: Sender, given: Option<ByteString>, input: Option<DuplexStr
             events.send(&message).await;
         }
     }
+    if let Some(writer) = writer {
+        writer.end().await;
+    }
 }
 
-async fn write(writer: &mut Option<Sender>, data: &[u8]) {
+async fn write(writer: &mut Option<Writer>, data: &[u8]) {
     if let Some(open) = writer
         && open.write_all(data).await.is_err()
     {

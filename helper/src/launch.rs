@@ -25,6 +25,7 @@ pub(crate) struct Image {
     environment: Vec<CString>,
     workdir: CString,
     umask: u32,
+    terminal: bool,
     stdio: [OwnedFd; 3],
 }
 
@@ -73,6 +74,7 @@ impl Image {
             environment,
             workdir: text(&plan.workdir, Step::Workdir, "working directory")?,
             umask: plan.umask,
+            terminal: plan.terminal,
             stdio,
         })
     }
@@ -97,6 +99,7 @@ impl Image {
             envp: &envp,
             workdir: &self.workdir,
             umask: self.umask,
+            terminal: self.terminal,
             stdio: self.stdio.each_ref().map(|fd| number(fd.as_fd())),
             report: number(child_end.as_fd()),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
@@ -131,6 +134,7 @@ impl Image {
             environment: &self.environment,
             workdir: &self.workdir,
             umask: self.umask,
+            terminal: self.terminal,
             restrict_flags: walls.prepared.restrict_flags,
             prove: walls.prepared.abi >= ABSTRACT_SOCKETS_SCOPED,
         };

@@ -333,6 +333,7 @@ impl Job<'_, '_> {
             kill: Duration::from_millis(self.plan.kill_grace_ms),
             drain: Duration::from_millis(self.plan.drain_grace_ms),
             setup: Duration::from_millis(self.plan.setup_deadline_ms),
+            hang_up: self.plan.terminal,
         };
         let mut supervisor = Supervisor::new(self.channel, &self.signals, child, mediator, world, graces);
         supervisor.set_up().map_err(|mut failure| {

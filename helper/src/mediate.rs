@@ -20,7 +20,7 @@ use crate::reach::{self, Sockets};
 use crate::repositories::Repositories;
 use crate::sys::{self, Answer, Listener, Notification};
 use crate::world::World;
-use crate::{address, emulate, files, process};
+use crate::{address, emulate, files, process, terminals};
 
 /// What becomes of a parked call.
 #[derive(Debug, PartialEq, Eq)]
@@ -198,6 +198,7 @@ impl Mediator {
 fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
     match parked.call.class {
         Class::File | Class::Read => files::judge(judge, parked),
+        Class::Metadata if terminals::is_injection(parked) => terminals::judge_injection(parked),
         Class::Metadata => emulate::judge(judge, parked),
         Class::Access => files::judge_access(judge, parked),
         Class::Process | Class::Signal => process::judge(judge, parked),

@@ -199,6 +199,7 @@ fn attempt_tier(tier: Tier) -> Result<Tried, Failure> {
     };
     let shell = std::env::current_exe().map_err(io)?;
     let plan = Plan {
+        terminal: false,
         build: BUILD_ID.to_owned(),
         shell: shell.into(),
         command: if tier == Tier::Landlock {

@@ -117,7 +117,11 @@ fn leaves(scope: Scope, mode: SandboxMode, observation: Observation) -> Vec<Leaf
         });
         leaf.tests.push((call.when, action));
     }
-    let injection = (When::OneOf(1, calls::TERMINAL_INJECTION), Action::Errno(libc::EPERM));
+    let refused = match observation {
+        Observation::Listener => Action::Notify,
+        Observation::Blind { .. } => Action::Errno(libc::EPERM),
+    };
+    let injection = (When::OneOf(1, calls::TERMINAL_INJECTION), refused);
     leaves
         .entry(libc::SYS_ioctl)
         .or_insert_with(|| Leaf {

@@ -27,7 +27,7 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Between two rounds of SIGKILL, when nothing else wakes the loop.
 const KILL_ROUND: Duration = Duration::from_millis(1);
 
-/// The graces of a plan.
+/// How a plan's command is ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Graces {
     /// Between SIGTERM and SIGKILL.
@@ -36,6 +36,8 @@ pub(crate) struct Graces {
     pub(crate) drain: Duration,
     /// For the set-up.
     pub(crate) setup: Duration,
+    /// SIGHUP comes with SIGTERM: it has a terminal, and an interactive shell obeys only that.
+    pub(crate) hang_up: bool,
 }
 
 /// One command under supervision.
@@ -355,6 +357,9 @@ impl<'a, 'c> Supervisor<'a, 'c> {
             ToHelper::Terminate if self.kill_at.is_none() => {
                 self.note_termination();
                 self.kill_at = Some(Instant::now() + self.graces.kill);
+                if self.graces.hang_up {
+                    tree::signal_all(libc::SIGHUP);
+                }
                 tree::signal_all(libc::SIGTERM);
                 // A stopped process sees the signal only when it goes on.
                 tree::signal_all(libc::SIGCONT);

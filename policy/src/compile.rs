@@ -71,6 +71,7 @@ pub fn compile(spec: &BashExecSpec, environment: ChildEnvironment, inputs: &Plan
         setup_deadline_ms: SETUP_DEADLINE_MS,
         max_denials: inputs.deployment.max_denials,
         lifetime: spec.lifetime,
+        terminal: spec.tty.is_some(),
     }
 }
 

@@ -58,6 +58,8 @@ named_enum! {
         ControlProcess = "control-process",
         /// System V IPC, POSIX queues, keyrings.
         Ipc = "ipc",
+        /// Type into a terminal on behalf of its user (`TIOCSTI`, `TIOCLINUX`).
+        TerminalInput = "terminal-input",
         /// A kernel interface that is closed to confined commands (io_uring, bpf, userfaultfd, …).
         KernelInterface = "kernel-interface",
     }
@@ -110,7 +112,8 @@ impl Operation {
             | Self::ChangeFlags
             | Self::Namespace
             | Self::Mount
-            | Self::ControlProcess => Errno::Eperm,
+            | Self::ControlProcess
+            | Self::TerminalInput => Errno::Eperm,
             Self::KernelInterface | Self::Ipc => Errno::Enosys,
             Self::Connect => Errno::Enetunreach,
             _ => Errno::Eacces,

@@ -183,6 +183,8 @@ pub struct Plan {
     pub max_denials: u32,
     /// What may outlive the shell.
     pub lifetime: Lifetime,
+    /// The three streams are one terminal, which becomes the controlling one of the command's session.
+    pub terminal: bool,
 }
 
 /// Values of the environment and the command may hold secrets: neither is shown.

@@ -6,11 +6,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::ByteString;
 use crate::codec::{Decode, Encode};
+use crate::error::{ErrorCode, ExecError};
 use crate::mode::Lifetime;
 use crate::policy::{PolicyRequest, SandboxPolicy};
 
 /// Names to values. Values are bytes: an environment is not always UTF-8.
 pub type EnvMap = BTreeMap<ByteString, ByteString>;
+
+/// Size of a terminal, in characters. Neither is 0 in a valid request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub cols: u16,
+}
+
+impl TerminalSize {
+    /// Refuses a size that no terminal has; `field` is how the message calls it.
+    ///
+    /// # Errors
+    /// `INVALID_REQUEST`.
+    pub fn check(self, field: &str) -> Result<(), ExecError> {
+        if self.rows > 0 && self.cols > 0 {
+            return Ok(());
+        }
+        Err(ExecError::new(
+            ErrorCode::InvalidRequest,
+            format!(
+                "invalid {field}: expected rows and cols from 1 to 65535, got {} and {}",
+                self.rows, self.cols
+            ),
+        ))
+    }
+}
 
 /// One command to run. Only `command` is required.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, Encode, Decode)]
@@ -34,6 +64,10 @@ pub struct BashExecRequest {
     /// The client will send `stdin` frames; the input stays open until one says `eof`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub stdin_open: bool,
+    /// The command gets a terminal of this size: its three streams are that terminal, and all output is `stdout`. What `stdin` frames bring is typed;
+    /// without `stdinOpen`, or at its `eof`, the end of the file is typed. Only for a command that is waited for, and without `stdin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tty: Option<TerminalSize>,
     /// Deliberate values; they win over every rule but cannot set a `DSH_*` name.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::bytes::named")]
     #[cfg_attr(
@@ -123,6 +157,9 @@ pub struct BashExecSpec {
     pub umask: u32,
     /// What may outlive what.
     pub lifetime: Lifetime,
+    /// The terminal that it gets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tty: Option<TerminalSize>,
     /// The caller's session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,

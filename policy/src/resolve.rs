@@ -36,6 +36,7 @@ pub fn resolve(
     surroundings: Surroundings<'_>,
 ) -> Result<BashExecSpec, ExecError> {
     check_command(&request.command)?;
+    check_terminal(request)?;
     let asked = request.sandbox_policy.clone().unwrap_or_default();
     let workdir = resolve_workdir(request, &asked, deployment, surroundings)?;
     let sandbox_policy = resolve_policy(&asked, &workdir, deployment, surroundings)?;
@@ -54,8 +55,26 @@ pub fn resolve(
         } else {
             Lifetime::Foreground
         }),
+        tty: request.tty,
         session: request.session.clone(),
     })
+}
+
+/// A terminal is typed into by somebody who stays; a text that was sent beforehand would lose what is longer than a line of the kernel's.
+fn check_terminal(request: &BashExecRequest) -> Result<(), ExecError> {
+    let Some(size) = request.tty else { return Ok(()) };
+    size.check("tty")?;
+    if request.stdin.is_some() {
+        return Err(invalid(
+            "invalid stdin: a command with `tty` is typed to while it runs; set `stdinOpen` and send `stdin` messages",
+        ));
+    }
+    if request.background || request.lifetime.unwrap_or_default() != Lifetime::Foreground {
+        return Err(invalid(
+            "invalid tty: a background command has no terminal, nobody would type; leave `tty` out, or run it in the foreground",
+        ));
+    }
+    Ok(())
 }
 
 fn check_command(command: &ByteString) -> Result<(), ExecError> {

@@ -11,7 +11,7 @@ use crate::error::ExecError;
 use crate::explain::PathAnswer;
 use crate::mode::named_enum;
 use crate::probe::ProbeReport;
-use crate::request::{BashExecRequest, BashExecSpec};
+use crate::request::{BashExecRequest, BashExecSpec, TerminalSize};
 use crate::result::BashRunResult;
 use crate::task::{Cursor, TaskInfo, TaskOutput, WaitFor};
 
@@ -130,6 +130,13 @@ pub enum ClientMessage {
         /// No more will come.
         #[serde(default)]
         eof: bool,
+    },
+    /// Another size for the terminal of a request with `tty`; its programs get SIGWINCH. No answer of its own.
+    Resize {
+        /// Which request.
+        id: u64,
+        /// The new size.
+        size: TerminalSize,
     },
     /// End a running request; its answer is still `finished` (with `aborted`), or `error` when it had not started.
     Cancel {

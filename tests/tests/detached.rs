@@ -198,7 +198,9 @@ fn a_keeper_that_dies_leaves_a_record_the_output_and_nothing_else() {
         let task = start(&world, None, &command);
         // Either stream may come first.
         let written = || {
-            let all = whole(&world, None, &task);
+            let from = Some(Cursor::default());
+            let all = connect(&world).task_output(None, &task, from, WaitFor::Nothing, None);
+            let all = all.unwrap();
             (all.stdout.0.as_slice(), all.stderr.0.as_slice()) == (b"out\n", b"err\n")
         };
         assert!(wait_until(SOON, || marked(&mark).len() >= 2 && written()));

@@ -24,6 +24,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) umask: u32,
     /// The command's streams.
     pub(crate) stdio: [RawFd; 3],
+    /// They are one terminal, which the session gets.
+    pub(crate) terminal: bool,
     /// Where failures and the listener go; closes itself at exec.
     pub(crate) report: RawFd,
     /// The helper, for the race between fork and the parent-death signal.
@@ -191,7 +193,7 @@ unsafe fn session(launch: &Launch<'_>) {
     // SAFETY: numbers only.
     unsafe {
         new_session(launch.report, launch.parent);
-        take_streams(launch.report, launch.stdio, launch.umask);
+        take_streams(launch.report, launch.stdio, launch.terminal, launch.umask);
     }
 }
 
@@ -241,13 +243,17 @@ pub(super) unsafe fn give_up_powers() -> bool {
 ///
 /// # Safety
 /// As for [`become_command`]. The descriptors are all above 2, so none is overwritten before its turn.
-pub(super) unsafe fn take_streams(report: RawFd, stdio: [RawFd; 3], umask: u32) {
+pub(super) unsafe fn take_streams(report: RawFd, stdio: [RawFd; 3], terminal: bool, umask: u32) {
     // SAFETY: numbers only.
     unsafe {
         for (target, fd) in stdio.into_iter().enumerate() {
             if libc::dup2(fd, target as c_int) < 0 {
                 fail(report, SESSION);
             }
+        }
+        // The session is new and this process leads it, so it has no terminal yet; one that another session has is refused, also to root (argument 0).
+        if terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) != 0 {
+            fail(report, SESSION);
         }
         // All of the helper's descriptors close themselves at exec already; this holds even if one was forgotten.
         let close = libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);

@@ -27,6 +27,8 @@ pub(crate) struct Orders<'a> {
     pub(crate) workdir: &'a CStr,
     /// File mode creation mask.
     pub(crate) umask: u32,
+    /// The streams are one terminal, which the session gets.
+    pub(crate) terminal: bool,
     /// Flags of `landlock_restrict_self`.
     pub(crate) restrict_flags: u32,
     /// Landlock confines signals on this kernel, so that it can be proved to be on.
@@ -41,6 +43,7 @@ struct Written {
     envp: *const *const c_char,
     workdir: *const c_char,
     umask: u32,
+    terminal: bool,
     restrict_flags: u32,
     prove: bool,
 }
@@ -53,6 +56,7 @@ fn write(orders: &Orders<'_>, region: &mut Region) -> Option<()> {
         envp: region.place_list(orders.environment)?,
         workdir: region.place_string(orders.workdir)?,
         umask: orders.umask,
+        terminal: orders.terminal,
         restrict_flags: orders.restrict_flags,
         prove: orders.prove,
     };
@@ -214,7 +218,7 @@ pub(super) unsafe fn wait_for_orders(waiting: &Waiting<'_>) -> ! {
         child::self_check(report, waiting.listen);
         let [stdin, stdout, stderr, ruleset] = receive_descriptors(report);
         let orders = &*waiting.orders;
-        child::take_streams(report, [stdin, stdout, stderr], orders.umask);
+        child::take_streams(report, [stdin, stdout, stderr], orders.terminal, orders.umask);
         if libc::chdir(orders.workdir) != 0 {
             child::fail(report, WORKDIR);
         }

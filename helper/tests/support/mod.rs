@@ -20,6 +20,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 /// A plan to start from.
 pub(crate) fn plan(command: &str, confinement: Option<Confinement>) -> Plan {
     Plan {
+        terminal: false,
         build: BUILD_ID.to_owned(),
         shell: "/bin/bash".into(),
         command: command.into(),

@@ -8,7 +8,7 @@ use dsh_policy::explain::PathAnswer;
 use dsh_policy::mode::{EnforcementLevel, Guarantee, Lifetime, Network, SandboxMode, Tier, TmpKind};
 use dsh_policy::plan::{Confinement, ExitStatus, Failure, FromHelper, Plan, Report, Step, ToHelper};
 use dsh_policy::probe::{ProbeReport, TierReport};
-use dsh_policy::request::EnvMap;
+use dsh_policy::request::{EnvMap, TerminalSize};
 use dsh_policy::result::{ConfinedReport, EnvironmentReport, SandboxReport, StreamResult, Unenforced, Usage};
 use dsh_policy::task::{Cursor, TaskInfo, TaskOutput, TaskStatus, WaitFor};
 use dsh_policy::wire::{ClientMessage, DaemonStatus, ServerMessage, StreamName};
@@ -54,13 +54,17 @@ prop_compose! {
     }
 }
 
+fn size() -> impl Strategy<Value = TerminalSize> {
+    any::<(u16, u16)>().prop_map(|(rows, cols)| TerminalSize { rows, cols })
+}
+
 prop_compose! {
     pub(crate) fn request()(
         command in bytes(), workdir in of(bytes()), timeout_ms in any::<Option<u64>>(), stdout_max_bytes in any::<Option<u64>>(),
         stdin in of(bytes()), stdin_open in any::<bool>(), env in of(env_map()), dsh_env in of(env_map()),
     )(
         sandbox_policy in of(policy_request().boxed()), session in of(text()), ambient_env in of(env_map()), umask in any::<Option<u32>>(),
-        background in any::<bool>(), lifetime in of(one(Lifetime::ALL)), description in of(text()),
+        background in any::<bool>(), lifetime in of(one(Lifetime::ALL)), description in of(text()), tty in of(size()),
         command in Just(command), workdir in Just(workdir), numbers in Just((timeout_ms, stdout_max_bytes, stdin_open)),
         stdin in Just(stdin), env in Just(env), dsh_env in Just(dsh_env),
     ) -> BashExecRequest {
@@ -68,7 +72,7 @@ prop_compose! {
         let ambient_removed = env.iter().flatten().map(|(name, _)| name.clone()).collect();
         BashExecRequest {
             command, workdir, timeout_ms, stdout_max_bytes, stdin, stdin_open, env, dsh_env, sandbox_policy, session, ambient_env, ambient_removed,
-            umask, background, lifetime, description,
+            umask, background, lifetime, description, tty,
         }
     }
 }
@@ -90,9 +94,9 @@ prop_compose! {
 prop_compose! {
     pub(crate) fn spec()(
         command in bytes(), workdir in bytes(), timeout_ms in any::<u64>(), stdout_max_bytes in any::<u64>(),
-        sandbox_policy in policy().boxed(), umask in any::<u32>(), lifetime in one(Lifetime::ALL), session in of(text()),
+        sandbox_policy in policy().boxed(), umask in any::<u32>(), lifetime in one(Lifetime::ALL), session in of(text()), tty in of(size()),
     ) -> BashExecSpec {
-        BashExecSpec { command, workdir, timeout_ms, stdout_max_bytes, sandbox_policy, umask, lifetime, session }
+        BashExecSpec { command, workdir, timeout_ms, stdout_max_bytes, sandbox_policy, umask, lifetime, tty, session }
     }
 }
 
@@ -279,6 +283,7 @@ pub(crate) fn client_message() -> impl Strategy<Value = ClientMessage> {
             stream
         }),
         (id(), bytes(), any::<bool>()).prop_map(|(id, data, eof)| ClientMessage::Stdin { id, data, eof }),
+        (id(), size()).prop_map(|(id, size)| ClientMessage::Resize { id, size }),
         id().prop_map(|id| ClientMessage::Cancel { id }),
         (id(), request().boxed()).prop_map(|(id, request)| ClientMessage::Resolve {
             id,
@@ -366,11 +371,11 @@ prop_compose! {
     fn plan()(
         build in text(), shell in bytes(), command in bytes(), env in vec((bytes(), bytes()), 0..4), workdir in bytes(),
         umask in any::<u32>(), confinement in of(confinement().boxed()), private_tmp in of(bytes()), graces in any::<[u64; 3]>(),
-        max_denials in any::<u32>(), lifetime in one(Lifetime::ALL),
+        max_denials in any::<u32>(), lifetime in one(Lifetime::ALL), terminal in any::<bool>(),
     ) -> Plan {
         Plan {
             build, shell, command, env, workdir, umask, confinement, private_tmp, kill_grace_ms: graces[0],
-            drain_grace_ms: graces[1], setup_deadline_ms: graces[2], max_denials, lifetime,
+            drain_grace_ms: graces[1], setup_deadline_ms: graces[2], max_denials, lifetime, terminal,
         }
     }
 }
