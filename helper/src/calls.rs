@@ -50,12 +50,18 @@ const fn call(number: i64, name: &'static str, class: Class, when: When) -> Call
     }
 }
 
+/// A call that confined commands do not have, whatever its arguments.
+const fn closed(number: i64, name: &'static str, operation: Operation) -> Call {
+    call(number, name, Class::Closed(operation), When::Always)
+}
+
 /// Write intent in the flags of `open`: access mode (3 included: it opens for `ioctl`), creation, truncation, unnamed files.
 pub(crate) const WRITE_INTENT: u32 =
     (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY)).cast_unsigned();
 const NAMESPACE_FLAGS: u32 = 0x7e02_0000;
 const NEW_TIME: u32 = 0x80;
 const W_OK: u32 = 2;
+const IOPRIO_WHO_USER: u32 = 3;
 /// The bit that `SOCK_DGRAM` and `SOCK_RAW` have, and streams have not.
 const DATAGRAM: u32 = 2;
 /// `FS_IOC_SETFLAGS`, its 32-bit twin, `FS_IOC_FSSETXATTR`, `FS_IOC_SETVERSION`, the fscrypt and verity commands that change a file.
@@ -161,6 +167,12 @@ const COMMON: &[Call] = &[
     ),
     call(libc::SYS_move_pages, "move_pages", Class::Process, When::NotZero(0)),
     call(
+        libc::SYS_process_vm_readv,
+        "process_vm_readv",
+        Class::Process,
+        When::Always,
+    ),
+    call(
         libc::SYS_process_vm_writev,
         "process_vm_writev",
         Class::Process,
@@ -200,203 +212,68 @@ const COMMON: &[Call] = &[
         Class::Closed(Operation::Namespace),
         When::AnyBit(0, NAMESPACE_FLAGS),
     ),
-    call(
-        libc::SYS_setns,
-        "setns",
-        Class::Closed(Operation::Namespace),
-        When::Always,
-    ),
-    call(libc::SYS_mount, "mount", Class::Closed(Operation::Mount), When::Always),
-    call(
-        libc::SYS_umount2,
-        "umount2",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_pivot_root,
-        "pivot_root",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_chroot,
-        "chroot",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_open_tree,
-        "open_tree",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        SYS_OPEN_TREE_ATTR,
-        "open_tree_attr",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_move_mount,
-        "move_mount",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_fsopen,
-        "fsopen",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_fsmount,
-        "fsmount",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_fspick,
-        "fspick",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_fsconfig,
-        "fsconfig",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_mount_setattr,
-        "mount_setattr",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_swapon,
-        "swapon",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_swapoff,
-        "swapoff",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_quotactl,
-        "quotactl",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_quotactl_fd,
-        "quotactl_fd",
-        Class::Closed(Operation::Mount),
-        When::Always,
-    ),
-    call(
-        libc::SYS_io_uring_setup,
-        "io_uring_setup",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_bpf,
-        "bpf",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_perf_event_open,
-        "perf_event_open",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_userfaultfd,
-        "userfaultfd",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
+    closed(libc::SYS_setns, "setns", Operation::Namespace),
+    closed(libc::SYS_mount, "mount", Operation::Mount),
+    closed(libc::SYS_umount2, "umount2", Operation::Mount),
+    closed(libc::SYS_pivot_root, "pivot_root", Operation::Mount),
+    closed(libc::SYS_chroot, "chroot", Operation::Mount),
+    closed(libc::SYS_open_tree, "open_tree", Operation::Mount),
+    closed(SYS_OPEN_TREE_ATTR, "open_tree_attr", Operation::Mount),
+    closed(libc::SYS_move_mount, "move_mount", Operation::Mount),
+    closed(libc::SYS_fsopen, "fsopen", Operation::Mount),
+    closed(libc::SYS_fsmount, "fsmount", Operation::Mount),
+    closed(libc::SYS_fspick, "fspick", Operation::Mount),
+    closed(libc::SYS_fsconfig, "fsconfig", Operation::Mount),
+    closed(libc::SYS_mount_setattr, "mount_setattr", Operation::Mount),
+    closed(libc::SYS_swapon, "swapon", Operation::Mount),
+    closed(libc::SYS_swapoff, "swapoff", Operation::Mount),
+    closed(libc::SYS_quotactl, "quotactl", Operation::Mount),
+    closed(libc::SYS_quotactl_fd, "quotactl_fd", Operation::Mount),
+    closed(libc::SYS_io_uring_setup, "io_uring_setup", Operation::KernelInterface),
+    closed(libc::SYS_bpf, "bpf", Operation::KernelInterface),
+    closed(libc::SYS_perf_event_open, "perf_event_open", Operation::KernelInterface),
+    closed(libc::SYS_userfaultfd, "userfaultfd", Operation::KernelInterface),
+    closed(
         libc::SYS_open_by_handle_at,
         "open_by_handle_at",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
+        Operation::KernelInterface,
+    ),
+    closed(libc::SYS_fanotify_init, "fanotify_init", Operation::KernelInterface),
+    closed(libc::SYS_kexec_load, "kexec_load", Operation::KernelInterface),
+    closed(libc::SYS_init_module, "init_module", Operation::KernelInterface),
+    closed(libc::SYS_finit_module, "finit_module", Operation::KernelInterface),
+    closed(libc::SYS_delete_module, "delete_module", Operation::KernelInterface),
+    closed(libc::SYS_acct, "acct", Operation::KernelInterface),
+    closed(libc::SYS_keyctl, "keyctl", Operation::Ipc),
+    closed(libc::SYS_add_key, "add_key", Operation::Ipc),
+    closed(libc::SYS_request_key, "request_key", Operation::Ipc),
+    closed(libc::SYS_shmget, "shmget", Operation::Ipc),
+    closed(libc::SYS_shmat, "shmat", Operation::Ipc),
+    closed(libc::SYS_shmctl, "shmctl", Operation::Ipc),
+    closed(libc::SYS_msgget, "msgget", Operation::Ipc),
+    closed(libc::SYS_msgsnd, "msgsnd", Operation::Ipc),
+    closed(libc::SYS_msgrcv, "msgrcv", Operation::Ipc),
+    closed(libc::SYS_msgctl, "msgctl", Operation::Ipc),
+    closed(libc::SYS_semget, "semget", Operation::Ipc),
+    closed(libc::SYS_semop, "semop", Operation::Ipc),
+    closed(libc::SYS_semtimedop, "semtimedop", Operation::Ipc),
+    closed(libc::SYS_semctl, "semctl", Operation::Ipc),
+    closed(libc::SYS_mq_unlink, "mq_unlink", Operation::Ipc),
+];
+
+/// Calls whose second argument says "my own" when it is zero, of a kind that takes in processes outside: everything of a user.
+const OF_USER: &[Call] = &[
+    call(
+        libc::SYS_setpriority,
+        "setpriority",
+        Class::Process,
+        When::OneOf(0, &[libc::PRIO_USER]),
     ),
     call(
-        libc::SYS_fanotify_init,
-        "fanotify_init",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_kexec_load,
-        "kexec_load",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_init_module,
-        "init_module",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_finit_module,
-        "finit_module",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_delete_module,
-        "delete_module",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(
-        libc::SYS_acct,
-        "acct",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
-    call(libc::SYS_keyctl, "keyctl", Class::Closed(Operation::Ipc), When::Always),
-    call(
-        libc::SYS_add_key,
-        "add_key",
-        Class::Closed(Operation::Ipc),
-        When::Always,
-    ),
-    call(
-        libc::SYS_request_key,
-        "request_key",
-        Class::Closed(Operation::Ipc),
-        When::Always,
-    ),
-    call(libc::SYS_shmget, "shmget", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_shmat, "shmat", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_shmctl, "shmctl", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_msgget, "msgget", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_msgsnd, "msgsnd", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_msgrcv, "msgrcv", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_msgctl, "msgctl", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_semget, "semget", Class::Closed(Operation::Ipc), When::Always),
-    call(libc::SYS_semop, "semop", Class::Closed(Operation::Ipc), When::Always),
-    call(
-        libc::SYS_semtimedop,
-        "semtimedop",
-        Class::Closed(Operation::Ipc),
-        When::Always,
-    ),
-    call(libc::SYS_semctl, "semctl", Class::Closed(Operation::Ipc), When::Always),
-    call(
-        libc::SYS_mq_unlink,
-        "mq_unlink",
-        Class::Closed(Operation::Ipc),
-        When::Always,
+        libc::SYS_ioprio_set,
+        "ioprio_set",
+        Class::Process,
+        When::OneOf(0, &[IOPRIO_WHO_USER]),
     ),
 ];
 
@@ -420,12 +297,7 @@ const OLDER: &[Call] = &[
     call(libc::SYS_utimes, "utimes", Class::Metadata, When::Always),
     call(libc::SYS_futimesat, "futimesat", Class::Metadata, When::Always),
     call(libc::SYS_access, "access", Class::Access, When::AnyBit(1, W_OK)),
-    call(
-        libc::SYS_kexec_file_load,
-        "kexec_file_load",
-        Class::Closed(Operation::KernelInterface),
-        When::Always,
-    ),
+    closed(libc::SYS_kexec_file_load, "kexec_file_load", Operation::KernelInterface),
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[Call] = &[call(libc::SYS_renameat, "renameat", Class::File, When::Always)];
@@ -478,7 +350,7 @@ pub(crate) fn entries(scope: Scope) -> impl Iterator<Item = &'static Call> {
     let reads = if scope.reads { READS } else { &[] };
     let sends = if scope.sends { SENDS } else { &[] };
     let private = move |call: &&Call| !scope.ipc && is_ipc_object(call);
-    let parts = [COMMON, OLDER, sockets, reads, sends];
+    let parts = [COMMON, OF_USER, OLDER, sockets, reads, sends];
     parts.into_iter().flatten().filter(move |call| !private(call))
 }
 
@@ -504,14 +376,8 @@ mod tests {
 
     #[test]
     fn no_number_is_in_the_table_twice() {
-        let mut numbers: Vec<_> = entries(Scope {
-            sockets: true,
-            reads: false,
-            sends: false,
-            ipc: true,
-        })
-        .map(|call| call.number)
-        .collect();
+        let tables = COMMON.iter().chain(OLDER).chain(SOCKETS);
+        let mut numbers: Vec<_> = tables.map(|call| call.number).collect();
         let count = numbers.len();
         numbers.sort_unstable();
         numbers.dedup();

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dsh_policy::decide::{Verdict, read};
-use dsh_policy::denial::Operation;
+use dsh_policy::denial::{Operation, Rule};
 use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
@@ -156,6 +156,14 @@ fn open(judge: &Judge, parked: &Parked<'_>, at: i32, address: u64, flags: i32) -
             refusal(Operation::ReadFile, rule, found, given)
         });
     }
+    // Only where reads are asked about at all.
+    if parked.reads(judge)
+        && flags & libc::O_ACCMODE == libc::O_RDONLY
+        && let Some(object) = &found.object
+        && is_private_to_another(judge, object, &found.path)
+    {
+        return Ok(refusal(Operation::ReadFile, Rule::Confined, found, given));
+    }
     let Some(operation) = open_operation(&found, flags)? else {
         return Ok(Decision::CONTINUE);
     };
@@ -222,6 +230,35 @@ fn is_of_own_process(judge: &Judge, object: &OwnedFd, path: &[u8]) -> bool {
     let pid = number.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
     pid.is_some_and(|pid| judge.world.is_own_process(pid))
         && rustix::fs::fstatfs(object).is_ok_and(|system| system.f_type == libc::PROC_SUPER_MAGIC)
+}
+
+/// Whether the object tells of another's process what only its user may know (and what a command's arguments say): memory, environment, descriptors.
+/// The rest (`stat`, `status`, `comm`) lists processes as `ps` does.
+fn is_private_to_another(judge: &Judge, object: &OwnedFd, path: &[u8]) -> bool {
+    const LISTED: [&[u8]; 4] = [b"stat", b"status", b"statm", b"comm"];
+    let Some((number, file)) = path.strip_prefix(b"/proc/").and_then(|rest| {
+        let slash = rest.iter().position(|byte| *byte == b'/')?;
+        Some((&rest[..slash], &rest[slash + 1..]))
+    }) else {
+        return false;
+    };
+    let pid = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+    let readable = || {
+        openat(
+            CWD,
+            own_path(object.as_fd()),
+            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
+            Mode::empty(),
+        )
+        .is_ok()
+    };
+    // With processes of its own a command sees no others.
+    !judge.world.is_apart()
+        && pid.is_some_and(|pid| !judge.world.is_own_process(pid))
+        && !LISTED.contains(&file)
+        && rustix::fs::fstatfs(object).is_ok_and(|system| system.f_type == libc::PROC_SUPER_MAGIC)
+        // Root could read it, but for the powers that the helper has given up as well.
+        && (judge.privileged || readable())
 }
 
 /// Opens such a file for the caller; the supervisor may do to its descendants what they may do to each other. A terminal does not become the
@@ -345,7 +382,7 @@ fn is_unlinked(found: &Found) -> bool {
         .is_some_and(|stat| stat.st_nlink == 0)
 }
 
-fn two_names(operation: Operation, rule: dsh_policy::denial::Rule, old: Found, given: Vec<u8>, new: Found) -> Decision {
+fn two_names(operation: Operation, rule: Rule, old: Found, given: Vec<u8>, new: Found) -> Decision {
     let second = Some(new.path);
     Decision::Refuse(Refusal {
         operation,

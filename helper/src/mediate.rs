@@ -67,6 +67,13 @@ impl Parked<'_> {
     }
 }
 
+impl Parked<'_> {
+    /// Whether the call reads, and the policy hides things from reading.
+    pub(crate) fn reads(&self, judge: &Judge) -> bool {
+        !judge.confinement.deny_read.is_empty() && matches!(self.call.class, Class::File | Class::Read)
+    }
+}
+
 /// The policy, and what this user could do without it.
 pub(crate) struct Judge {
     /// Where the command runs.

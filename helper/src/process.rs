@@ -19,6 +19,8 @@ enum Target {
     Group(i32),
     /// Everything of a user.
     User(u32),
+    /// Everything in reach.
+    All,
 }
 
 /// Judges one call of the process or signal class.
@@ -32,15 +34,20 @@ pub(crate) fn judge(judge: &Judge, parked: &Parked<'_>) -> Decision {
         Target::Group(group) => exists(group) && !world.owns_number(group),
         // The user's processes in the caller's own pid namespace.
         Target::User(_) => !world.is_apart(),
+        // The same answer in every tier, although a pid namespace would leave nobody outside in reach.
+        Target::All => true,
     };
     // Signal 0 is a question; the kernel answers it truthfully by itself.
-    if !outside || signal == Some(0) || fails_anyway(target) {
+    // To everything it would be a yes whatever Landlock says: the kernel counts only what fails otherwise.
+    let question = signal == Some(0) && target != Target::All;
+    if !outside || question || fails_anyway(target) {
         return Decision::CONTINUE;
     }
     let whom = match target {
         Target::Process(pid) => format!("process {pid}"),
         Target::Group(group) => format!("process group {group}"),
         Target::User(user) => format!("user {user}"),
+        Target::All => "every process".to_owned(),
         Target::Own => return Decision::CONTINUE,
     };
     let detail = signal.map_or_else(|| whom.clone(), |signal| format!("signal {signal} to {whom}"));
@@ -53,6 +60,7 @@ fn read_call(parked: &Parked<'_>) -> (Target, Option<i32>) {
     let by_kind = |kind: i32, who: i32, kinds: [i32; 3]| match kind {
         kind if kind == kinds[0] => process(who),
         kind if kind == kinds[1] && who > 0 => Target::Group(who),
+        kind if kind == kinds[2] && who == 0 => Target::User(rustix::process::getuid().as_raw()),
         kind if kind == kinds[2] => Target::User(who.cast_unsigned()),
         _ => Target::Own,
     };
@@ -60,8 +68,8 @@ fn read_call(parked: &Parked<'_>) -> (Target, Option<i32>) {
         "kill" => {
             let target = match parked.int(0) {
                 pid if pid > 0 => Target::Process(pid),
-                // 0 is the caller's own group, -1 everything that Landlock leaves in reach.
-                0 | -1 => Target::Own,
+                0 => Target::Own, // The caller's own group.
+                -1 => Target::All,
                 group => Target::Group(group.wrapping_neg()),
             };
             (target, Some(parked.int(1)))
@@ -99,7 +107,7 @@ fn fails_anyway(target: Target) -> bool {
         Target::Process(pid) => sys::kill(pid, 0).is_err(),
         Target::Group(group) => sys::kill(-group, 0).is_err(),
         Target::User(user) => user != 0 && user != rustix::process::geteuid().as_raw(),
-        Target::Own => false,
+        Target::Own | Target::All => false,
     }
 }
 

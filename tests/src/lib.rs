@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a harness reports by panicking: the test fails where it stands
 
 pub mod binaries;
+pub mod doors;
 pub mod fixture;
 pub mod machine;
+pub mod outside;
 pub mod process;
 pub mod tree;
 pub mod wire;
