@@ -1,7 +1,7 @@
 //! Namespaces, mounts, System V objects, keys, and interfaces that are closed to confined commands.
 use dsh_policy::denial::Operation as O;
 
-use super::{Attack, Seen, attack, control, door, nothing, perhaps, privileged};
+use super::{Attack, NO_ID, NO_NAME, NO_OBJECT, OWN, Seen, attack, control, door, nothing, perhaps, privileged};
 
 pub(crate) const NAMESPACES: &[Attack] = &[
     door(&["unshare-user"], "unshare", O::Namespace),
@@ -35,17 +35,17 @@ pub(crate) const NAMESPACES: &[Attack] = &[
 ];
 
 pub(crate) const IPC: &[Attack] = &[
-    perhaps(&["shmget"], "shmget", O::Ipc),
-    door(&["shmat", "SHM"], "shmat", O::Ipc),
-    door(&["shmctl-remove", "SHM"], "shmctl", O::Ipc),
-    perhaps(&["msgget", "MSG"], "msgget", O::Ipc),
-    door(&["msgsnd", "MSG"], "msgsnd", O::Ipc),
-    perhaps(&["msgrcv", "MSG"], "msgrcv", O::Ipc),
-    door(&["msgctl-remove", "MSG"], "msgctl", O::Ipc),
-    perhaps(&["semget"], "semget", O::Ipc),
-    door(&["semop", "SEM"], "semop", O::Ipc),
-    door(&["semctl-set", "SEM"], "semctl", O::Ipc),
-    perhaps(&["mq-unlink", "dsh-test-none"], "mq_unlink", O::Ipc),
+    perhaps(&["shmget"], "shmget", O::Ipc).but(OWN),
+    door(&["shmat", "SHM"], "shmat", O::Ipc).but(NO_OBJECT),
+    door(&["shmctl-remove", "SHM"], "shmctl", O::Ipc).but(NO_OBJECT),
+    perhaps(&["msgget", "MSG"], "msgget", O::Ipc).but(NO_NAME),
+    door(&["msgsnd", "MSG"], "msgsnd", O::Ipc).but(NO_OBJECT),
+    perhaps(&["msgrcv", "MSG"], "msgrcv", O::Ipc).but(NO_OBJECT),
+    door(&["msgctl-remove", "MSG"], "msgctl", O::Ipc).but(NO_OBJECT),
+    perhaps(&["semget"], "semget", O::Ipc).but(OWN),
+    door(&["semop", "SEM"], "semop", O::Ipc).but(NO_OBJECT),
+    door(&["semctl-set", "SEM"], "semctl", O::Ipc).but(NO_OBJECT),
+    perhaps(&["mq-unlink", "dsh-test-none"], "mq_unlink", O::Ipc).but(NO_NAME),
     perhaps(&["add-key"], "add_key", O::Ipc),
     perhaps(&["keyctl"], "keyctl", O::Ipc),
     perhaps(&["request-key"], "request_key", O::Ipc),
@@ -69,7 +69,6 @@ pub(crate) const INTERFACES: &[Attack] = &[
     nothing(&["syslog-clear"], "EPERM"),
     nothing(&["reboot"], "EPERM"),
     nothing(&["vhangup"], "EPERM"),
-    nothing(&["setresuid-other"], "EPERM"),
     nothing(&["capset-all"], "EPERM"),
     nothing(&["no-new-privs-off"], "EINVAL"),
     nothing(&["tiocsti-0"], "EPERM"),
@@ -91,9 +90,10 @@ fn closed_interfaces_stay_closed() {
     // What is nobody's in particular: becoming root works for root alone, and gives nothing.
     let become_root = Attack {
         root: Seen::Plain("OK"),
-        ..nothing(&["setuid-zero"], "EPERM")
+        ..nothing(&["setuid-zero"], "EPERM").but(NO_ID)
     };
-    attack("full", &[become_root]);
+    let become_another = nothing(&["setresuid-other"], "EPERM").but(NO_ID);
+    attack("full", &[become_root, become_another]);
 }
 
 #[test]

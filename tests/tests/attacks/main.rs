@@ -25,6 +25,9 @@ pub(crate) enum Seen {
     Plain(&'static str),
 }
 
+/// The answer of one tier, to one user or to both.
+pub(crate) type ByTier = (Tier, Option<User>, Seen);
+
 /// One door. Words of `probe` that [`Outside::fill`] knows stand for what is outside.
 pub(crate) struct Attack {
     pub(crate) probe: &'static [&'static str],
@@ -33,7 +36,7 @@ pub(crate) struct Attack {
     pub(crate) root: Seen,
     pub(crate) ordinary: Seen,
     /// Where a tier answers otherwise: it hides the target, so that there is nothing to refuse.
-    pub(crate) tiers: &'static [(Tier, Seen)],
+    pub(crate) tiers: &'static [ByTier],
     /// Whether the same call works without a sandbox, for root: then the attack is a real one.
     pub(crate) works: bool,
 }
@@ -84,27 +87,45 @@ pub(crate) const fn nothing(probe: &'static [&'static str], answer: &'static str
     }
 }
 
+/// In namespaces of its own the command finds no such process.
+pub(crate) const NO_PROCESS: &[ByTier] = &[(Tier::Namespace, None, Seen::Plain("ESRCH"))];
+/// There is no such name.
+pub(crate) const NO_NAME: &[ByTier] = &[(Tier::Namespace, None, Seen::Plain("ENOENT"))];
+/// There is no object of that number.
+pub(crate) const NO_OBJECT: &[ByTier] = &[(Tier::Namespace, None, Seen::Plain("EINVAL"))];
+/// What it acts on is the command's own.
+pub(crate) const OWN: &[ByTier] = &[(Tier::Namespace, None, Seen::Plain("OK"))];
+
+/// The command's own processes; where the owner's id is not known inside, not even those.
+pub(crate) const OWN_USER: &[ByTier] = &[
+    (Tier::Namespace, Some(User::Ordinary), Seen::Plain("ESRCH")),
+    (Tier::Namespace, None, Seen::Plain("OK")),
+];
+/// An ordinary user's namespaces know its own id and no other.
+pub(crate) const NO_ID: &[ByTier] = &[(Tier::Namespace, Some(User::Ordinary), Seen::Plain("EINVAL"))];
+
 impl Attack {
+    /// The same attack with other answers in some tiers.
+    pub(crate) const fn but(self, tiers: &'static [ByTier]) -> Self {
+        Self { tiers, ..self }
+    }
+
     fn seen(&self, user: User, tier: Tier) -> Seen {
-        let special = self.tiers.iter().find(|(known, _)| *known == tier);
+        let special = self
+            .tiers
+            .iter()
+            .find(|(known, who, _)| *known == tier && who.is_none_or(|who| who == user));
         special.map_or(
             if user == User::Root { self.root } else { self.ordinary },
-            |(_, seen)| *seen,
+            |(_, _, seen)| *seen,
         )
-    }
-}
-
-fn configuration() -> String {
-    match std::env::var("DSH_TEST_TIER") {
-        Ok(tier) => format!("tiers = [\"{tier}\"]\n"),
-        Err(_) => String::new(),
     }
 }
 
 /// Tries each door in both confined modes as each user.
 pub(crate) fn attack(network: &str, attacks: &[Attack]) {
     for user in users() {
-        let world = World::with_config(user, &configuration());
+        let world = World::new(user);
         let outside = Outside::new(&world);
         let options = ["--network", network].map(OsStr::new);
         let mut before = outside.picture();
