@@ -69,7 +69,9 @@ fn read_call(parked: &Parked<'_>) -> (Target, Option<i32>) {
             let target = match parked.int(0) {
                 pid if pid > 0 => Target::Process(pid),
                 0 => Target::Own, // The caller's own group.
-                -1 => Target::All,
+                // A real signal reaches what Landlock leaves, the command's own; the question would be answered with yes for everybody.
+                -1 if parked.int(1) == 0 => Target::All,
+                -1 => Target::Own,
                 group => Target::Group(group.wrapping_neg()),
             };
             (target, Some(parked.int(1)))
